@@ -54,11 +54,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A folder that carries a manifest but is not a checkpoint that can be used, and why."""
+    """A folder that carries a manifest but is not a checkpoint that can be used, and why.
+
+    ``newer_format`` is the format's version where that is the only thing against it.
+    """
 
     step: int
     path: Path
     reason: str
+    newer_format: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

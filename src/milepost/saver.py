@@ -1,0 +1,136 @@
+"""Everything that changes a run's folder: commits, changed manifests, pruning; one after the other, in one thread."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from milepost.errors import CheckpointNotFoundError, SaveFailedError
+from milepost.keeping import Keeper
+from milepost.records import Checkpoint, Snapshot
+from milepost.storage.backend import Backend
+from milepost.storage.catalog import newest_serial, read_catalog
+from milepost.storage.commit import Draft, commit
+from milepost.storage.layout import RunFolder, new_id
+from milepost.storage.sweep import superseded_serial
+from milepost.writing import Job, Writer
+
+logger = logging.getLogger("milepost")
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is the same in every checkpoint of a run: small files beside the weights, their sizes, who wrote them."""
+
+    assets: Mapping[str, bytes]
+    config: str | None
+    software: Mapping[str, str]
+    max_shard_size: int
+
+
+class Saver:
+    """Commits snapshots and keeps the folder tidy. Errors wait in ``take_error`` until somebody is told."""
+
+    def __init__(
+        self, run: RunFolder, backend: Backend, keeper: Keeper, constants: Constants, *, background: bool
+    ) -> None:
+        self._run = run
+        self._backend = backend
+        self._keeper = keeper
+        self._constants = constants
+        self._writer = Writer(background=background)
+        self._saving: tuple[int, Job[Checkpoint]] | None = None
+        self.run_id = new_id() + new_id()
+        self.serial = superseded_serial(run)
+        self.committed: deque[Checkpoint] = deque()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a job is under way, or has ended without anybody asking how."""
+        return bool(self._writer.jobs or self.committed)
+
+    def save(
+        self,
+        step: int,
+        snapshot: Snapshot,
+        *,
+        reasons: Sequence[str],
+        metrics: Mapping[str, float],
+        epoch: int | None,
+        seconds: float,
+    ) -> Job[Checkpoint]:
+        """Commit a snapshot as the checkpoint of ``step``, then prune. ``seconds`` is training time so far."""
+        self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
+        draft = Draft(
+            step=step,
+            serial=self.serial,
+            run_id=self.run_id,
+            snapshot=snapshot,
+            assets=self._constants.assets,
+            epoch=epoch,
+            seconds=seconds,
+            metrics=metrics,
+            reasons=tuple(reasons),
+            config=self._constants.config,
+            software=self._constants.software,
+        )
+        job = self._writer.submit(lambda: self._commit(draft))
+        self._saving = (step, job)
+        return job
+
+    def saving(self, step: int) -> Job[Checkpoint] | None:
+        """The save of this very step, if it is under way or was the last one and ended well."""
+        if self._saving is None or self._saving[0] != step or self._saving[1].failed:
+            return None
+        return self._saving[1]
+
+    def change(self, step: int, **fields: Any) -> None:
+        """Rewrite fields of a checkpoint's manifest after all that was asked before.
+
+        Raises CheckpointNotFoundError if ``step`` neither has a checkpoint nor is being saved.
+        """
+        if read_catalog(self._run.path).at(step) is None and self.saving(step) is None:
+            raise CheckpointNotFoundError(f"{self._run.path} has no checkpoint of step {step}", step=step)
+        self._writer.submit(lambda: self._change(step, fields))
+
+    def wait(self) -> None:
+        """Return when nothing is under way."""
+        self._writer.wait()
+
+    def take_error(self) -> BaseException | None:
+        """The first error that nobody was told of."""
+        return self._writer.take_error()
+
+    def close(self) -> None:
+        """Finish what is under way, and end."""
+        self._writer.close()
+
+    def _commit(self, draft: Draft) -> Checkpoint:
+        try:
+            checkpoint = commit(self._run, self._backend, draft, max_shard_size=self._constants.max_shard_size)
+        except OSError as error:
+            raise SaveFailedError(
+                f"step {draft.step} could not be saved in {self._run.path}: {error}. Older checkpoints are untouched, "
+                "and the next save is tried at its turn.",
+                path=self._run.path,
+                step=draft.step,
+            ) from error
+        logger.info("saved %s (%s)", checkpoint.path, ", ".join(draft.reasons))
+        self.committed.append(checkpoint)
+        self._keeper.committed(checkpoint)
+        return checkpoint
+
+    def _change(self, step: int, fields: Mapping[str, Any]) -> None:
+        checkpoint = read_catalog(self._run.path).at(step)
+        if checkpoint is None:
+            logger.warning("step %d has no checkpoint any more; %s is not recorded", step, ", ".join(fields))
+            return
+        try:
+            self._keeper.change(checkpoint, fields)
+        except OSError as error:
+            raise SaveFailedError(
+                f"the manifest of {checkpoint.path} could not be changed: {error}", path=checkpoint.path, step=step
+            ) from error

@@ -1,0 +1,73 @@
+"""SIGTERM and SIGINT ask a run to save and end, SIGUSR1 asks it to save; a second request to end ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+ENDING = (signal.SIGTERM, signal.SIGINT)
+SAVING = (signal.SIGUSR1,)
+_Handler = Callable[[int, FrameType | None], Any]
+
+
+class SignalWatcher:
+    """Notes signals for the training loop to read at its next step, and passes them on to handlers set before.
+
+    Handlers can only be set in the main thread; elsewhere nothing is watched. Python's own handler of SIGINT is not
+    passed on to, since it raises KeyboardInterrupt in the middle of a step.
+    """
+
+    def __init__(self) -> None:
+        self.ending: signal.Signals | None = None
+        self.saving: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """Take over the signals, remembering the handlers in place."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in (*ENDING, *SAVING):
+            # A signal that is ignored (SIGINT in a background job, say) stays so.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._note)
+
+    def restore(self) -> None:
+        """Put the earlier handlers back, each only where ours is still the one in place."""
+        for number, before in self._before.items():
+            # Equality, not identity: a bound method is a new object each time it is looked up.
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, before if before is not None else signal.SIG_DFL)
+        self._before.clear()
+
+    def take_saving(self) -> str:
+        """The name of the signal that asked to save and go on; it is answered with this."""
+        asked, self.saving = self.saving, None
+        return asked.name if asked is not None else ""
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        asked = signal.Signals(number)
+        before = self._before.get(asked)
+        # A forked worker inherits the handler, but has no step at which it could act: it behaves as without it.
+        if os.getpid() != self._pid:
+            if callable(before):
+                before(number, frame)
+            else:
+                self._end_now(asked)
+            return
+        if asked in SAVING:
+            self.saving = asked
+        elif self.ending is not None:
+            self._end_now(asked)
+        else:
+            self.ending = asked
+        if callable(before) and before is not signal.default_int_handler:
+            before(number, frame)
+
+    def _end_now(self, number: signal.Signals) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

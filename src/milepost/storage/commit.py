@@ -1,0 +1,232 @@
+"""The commit: files in a staging folder, forced to the disk, manifest last, one rename. See docs/format-v1.md."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from milepost.errors import CorruptCheckpointError, DiskFullError, UnsupportedFormatError
+from milepost.records import Checkpoint, Snapshot, TensorBytes
+from milepost.storage.backend import Backend
+from milepost.storage.digests import DigestingFile, FileRecord
+from milepost.storage.layout import (
+    MANIFEST,
+    STATE_TENSORS,
+    STATE_TREE,
+    TRAINING_STATE,
+    WEIGHTS,
+    WEIGHTS_INDEX,
+    RunFolder,
+    aside_name,
+    new_id,
+    shard_names,
+    staging_name,
+)
+from milepost.storage.manifest import Manifest, encode, read_manifest
+from milepost.storage.sweep import ensure_folder, remove_tree, sweep_trash
+from milepost.storage.tensor_files import plan_tensor_file, split_into_shards, write_tensor_file
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A checkpoint to be: what its manifest will say, and what goes into its files (``assets``: name to bytes)."""
+
+    step: int
+    serial: int
+    run_id: str
+    snapshot: Snapshot
+    assets: Mapping[str, bytes] = field(default_factory=dict)
+    epoch: int | None = None
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+    config: str | None = None
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Bytes of tensor data, which is nearly all that the checkpoint will need."""
+        tensors = (*self.snapshot.weights.values(), *self.snapshot.tensors.values())
+        return sum(tensor.nbytes for tensor in tensors)
+
+
+def commit(run: RunFolder, backend: Backend, draft: Draft, *, max_shard_size: int) -> Checkpoint:
+    """Make a draft durable and visible under its final name; it is there whole, or not at all.
+
+    A full disk is tried once more after the trash is emptied. Raises DiskFullError with the numbers, or the OSError
+    that stopped the commit; the staging folder is removed either way.
+    """
+    try:
+        return _commit_once(run, backend, draft, max_shard_size)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+    sweep_trash(run, backend)
+    try:
+        return _commit_once(run, backend, draft, max_shard_size)
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        needed, free = draft.tensor_bytes, backend.free_bytes(run.path)
+        raise DiskFullError(
+            f"step {draft.step} could not be saved in {run.path}: the disk is full. It needs about {needed:,} bytes, "
+            f"{free:,} are free after the trash was emptied. Older checkpoints are untouched. Free some space, or "
+            "keep fewer checkpoints.",
+            path=run.path,
+            step=draft.step,
+            needed=needed,
+            free=free,
+        ) from error
+
+
+def rewrite_manifest(backend: Backend, path: Path, change: Callable[[Manifest], Manifest]) -> Checkpoint:
+    """Replace a checkpoint's manifest atomically by a changed one, and give its new record.
+
+    Raises FileNotFoundError, CorruptCheckpointError, or the OSError that stopped it (the old manifest stays).
+    """
+    manifest = change(read_manifest(path))
+    fresh = path / f"{MANIFEST}.{new_id()}"
+    try:
+        _write(backend, fresh, encode(manifest))
+        backend.rename(fresh, path / MANIFEST)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            backend.remove_file(fresh)
+        raise
+    backend.sync_folder(path)
+    return manifest.as_checkpoint(path)
+
+
+def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size: int) -> Checkpoint:
+    staging = run.path / staging_name(draft.step)
+    final = run.checkpoint(draft.step)
+    aside: Path | None = None
+    try:
+        backend.make_folder(staging)
+        files = _write_files(backend, staging, draft, max_shard_size)
+        manifest = _manifest(draft, files)
+        _write(backend, staging / MANIFEST, encode(manifest))
+        backend.sync_folder(staging)
+        aside = _make_room(run, backend, final, draft.run_id)
+        # From here on the checkpoint exists: a reader sees it whole, and nothing below may undo it.
+        backend.rename(staging, final)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            if aside is not None:
+                backend.rename(aside, final)
+        with contextlib.suppress(OSError):
+            remove_tree(backend, staging)
+        raise
+    backend.sync_folder(run.path)
+    return manifest.as_checkpoint(final)
+
+
+def _write_files(backend: Backend, staging: Path, draft: Draft, max_shard_size: int) -> dict[str, FileRecord]:
+    snapshot = draft.snapshot
+    files: dict[str, FileRecord] = {}
+    for name, content in draft.assets.items():
+        _make_parents(backend, staging, name, files)
+        files[name] = _write(backend, staging / name, content)
+    weight_map = _write_tensors(backend, staging, WEIGHTS, snapshot.weights, max_shard_size, files)
+    if len(set(weight_map.values())) > 1:
+        index = {"metadata": {"total_size": _total(snapshot.weights)}, "weight_map": weight_map}
+        files[WEIGHTS_INDEX] = _write(backend, staging / WEIGHTS_INDEX, _json(index))
+    backend.make_folder(staging / TRAINING_STATE)
+    _write_tensors(backend, staging, STATE_TENSORS, snapshot.tensors, max_shard_size, files)
+    files[STATE_TREE] = _write(backend, staging / STATE_TREE, _json(snapshot.state))
+    for folder in sorted({(staging / name).parent for name in files} - {staging}):
+        backend.sync_folder(folder)
+    return files
+
+
+def _write_tensors(
+    backend: Backend,
+    staging: Path,
+    stem: str,
+    tensors: Mapping[str, TensorBytes],
+    max_shard_size: int,
+    files: dict[str, FileRecord],
+) -> dict[str, str]:
+    shards = split_into_shards(tensors, max_shard_size)
+    names = shard_names(stem, len(shards))
+    weight_map: dict[str, str] = {}
+    for name, shard in zip(names, shards, strict=True):
+        plan = plan_tensor_file(shard)
+        files[name] = _write_with(backend, staging / name, lambda file, plan=plan: write_tensor_file(file, plan))
+        weight_map.update(dict.fromkeys(shard, name))
+    return weight_map
+
+
+def _make_parents(backend: Backend, staging: Path, name: str, files: Mapping[str, FileRecord]) -> None:
+    known = {parent for other in files for parent in (staging / other).parents}
+    for parent in reversed((staging / name).parents):
+        if staging in parent.parents and parent not in known:
+            backend.make_folder(parent)
+
+
+def _write(backend: Backend, path: Path, content: bytes) -> FileRecord:
+    return _write_with(backend, path, lambda file: file.write(content))
+
+
+def _write_with(backend: Backend, path: Path, fill: Callable[[DigestingFile], None]) -> FileRecord:
+    raw = backend.create(path)
+    try:
+        file = DigestingFile(raw)
+        fill(file)
+        return file.finish()
+    finally:
+        raw.close()
+
+
+def _make_room(run: RunFolder, backend: Backend, final: Path, run_id: str) -> Path | None:
+    """Move what has the final name aside, and give its new place: the trash for what is this run's or damaged."""
+    if not final.is_symlink() and not final.exists():
+        return None
+    try:
+        trash = not final.is_symlink() and read_manifest(final).run_id == run_id
+    except CorruptCheckpointError:
+        trash = True
+    except (FileNotFoundError, NotADirectoryError, UnsupportedFormatError):
+        trash = False
+    if trash:
+        ensure_folder(backend, run.trash)
+    aside = run.trash / aside_name(final.name, "replaced") if trash else run.path / aside_name(final.name, "displaced")
+    backend.rename(final, aside)
+    # Durable before the name is used again, so that recovery finds one of the two, never neither.
+    if trash:
+        backend.sync_folder(run.trash)
+    backend.sync_folder(run.path)
+    return aside
+
+
+def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
+    return Manifest(
+        step=draft.step,
+        serial=draft.serial,
+        run_id=draft.run_id,
+        id=new_id() + new_id(),
+        created=time.time(),
+        files=files,
+        epoch=draft.epoch,
+        seconds=draft.seconds,
+        metrics=draft.metrics,
+        reasons=draft.reasons,
+        config=draft.config,
+        ties=draft.snapshot.ties,
+        software=draft.software,
+    )
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _total(tensors: Mapping[str, TensorBytes]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())

@@ -1,0 +1,156 @@
+"""Safetensors files, written so that the tensor data starts at a multiple of 4096 bytes.
+
+The format is that of https://github.com/huggingface/safetensors: eight bytes with the header's length (little-endian),
+the header (JSON, padded with spaces), the data. Padding the header lets a later writer use direct I/O on the data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from milepost.errors import CorruptCheckpointError
+from milepost.records import TensorBytes
+from milepost.storage.digests import DigestingFile
+
+ALIGNMENT = 4096
+LOGICAL_KEY = "milepost_logical_dtypes"
+_LONGEST_HEADER = 100_000_000
+_ITEM_SIZES = {
+    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
+    "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
+    "U32": 4, "I32": 4, "F32": 4,
+    "U64": 8, "I64": 8, "F64": 8, "C64": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFilePlan:
+    """The layout of one file to be: its header, padded, and the tensors in the order of their data."""
+
+    header: bytes
+    tensors: tuple[TensorBytes, ...]
+
+    @property
+    def size(self) -> int:
+        """The file's size in bytes."""
+        return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
+
+
+def plan_tensor_file(tensors: Mapping[str, TensorBytes]) -> TensorFilePlan:
+    """Lay tensors out in one file: widest items first, so that each tensor is aligned to its own items."""
+    order = sorted(tensors, key=lambda name: -_ITEM_SIZES[tensors[name].dtype])
+    metadata = {"format": "pt"}
+    logical = {name: tensors[name].logical for name in order if tensors[name].logical is not None}
+    if logical:
+        metadata[LOGICAL_KEY] = json.dumps(logical)
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    offset = 0
+    for name in order:
+        tensor = tensors[name]
+        end = offset + tensor.nbytes
+        entries[name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    padded = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
+    header = struct.pack("<Q", padded - 8) + text.ljust(padded - 8)
+    return TensorFilePlan(header, tuple(tensors[name] for name in order))
+
+
+def write_tensor_file(file: DigestingFile, plan: TensorFilePlan) -> None:
+    """Write the header and every tensor's bytes."""
+    file.write(plan.header)
+    for tensor in plan.tensors:
+        file.write(tensor.data)
+
+
+def split_into_shards(tensors: Mapping[str, TensorBytes], most: int) -> list[dict[str, TensorBytes]]:
+    """Split tensors, in their order, into groups of at most ``most`` bytes each (a larger tensor stands alone).
+
+    There is always at least one group, so that a model without parameters has a file too.
+    """
+    shards: list[dict[str, TensorBytes]] = [{}]
+    filled = 0
+    for name, tensor in tensors.items():
+        if shards[-1] and filled + tensor.nbytes > most:
+            shards.append({})
+            filled = 0
+        shards[-1][name] = tensor
+        filled += tensor.nbytes
+    return shards
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """Where one tensor lies in a file: ``start`` and ``end`` are offsets from the file's beginning, in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+    logical: str | None
+
+
+def read_header(path: Path) -> list[TensorPlace]:
+    """The places of a file's tensors. Raises CorruptCheckpointError for a header that is not sound."""
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
+        if length > min(size - 8, _LONGEST_HEADER):
+            raise _unsound(path, "the header is longer than the file")
+        text = file.read(length)
+    return parse_header(path, text, size)
+
+
+def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[TensorPlace]:
+    """Check a header's text against the file's size, and give the places of its tensors."""
+    try:
+        entries = json.loads(bytes(text))
+        metadata = entries.pop("__metadata__", {})
+        logical = json.loads(metadata.get(LOGICAL_KEY, "{}"))
+        places = [_place(name, entry, 8 + len(text), logical.get(name)) for name, entry in entries.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise _unsound(path, f"the header cannot be read ({error})") from error
+    at = 8 + len(text)
+    for place in sorted(places, key=lambda place: (place.start, place.end)):
+        if place.start != at:
+            raise _unsound(path, f"tensor {place.name!r} starts at {place.start}, not at {at}")
+        at = place.end
+    if at != size:
+        raise _unsound(path, f"the header describes {at} bytes, the file has {size}")
+    return places
+
+
+def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]]:
+    """Every tensor of a file that is in memory, as views of it."""
+    if data.nbytes < 8 or struct.unpack("<Q", data[:8])[0] > min(data.nbytes - 8, _LONGEST_HEADER):
+        raise _unsound(path, "the header is longer than the file")
+    length = struct.unpack("<Q", data[:8])[0]
+    for place in parse_header(path, data[8 : 8 + length], data.nbytes):
+        yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)
+
+
+def _place(name: str, entry: Any, base: int, logical: Any) -> TensorPlace:
+    dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if dtype not in _ITEM_SIZES:
+        raise ValueError(f"tensor {name!r} has the unknown dtype {dtype!r}")
+    numbers = (*shape, start, end)
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"tensor {name!r} has a shape or offset that is not a whole number")
+    if end - start != math.prod(shape) * _ITEM_SIZES[dtype]:
+        raise ValueError(f"tensor {name!r}: {end - start} bytes do not make {dtype} of shape {list(shape)}")
+    if logical is not None and not isinstance(logical, str):
+        raise ValueError(f"tensor {name!r} has a logical dtype that is not a name")
+    return TensorPlace(name, dtype, shape, base + start, base + end, logical)
+
+
+def _unsound(path: Path, reason: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{path}: {reason}", path=path, problems=[f"{path.name}: {reason}"])

@@ -1,0 +1,23 @@
+"""Loading a checkpoint's weights alone: for evaluation, serving, or the start of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import nn
+
+from milepost.snapshot.restore import LoadResult, restore_model
+from milepost.storage.catalog import find_checkpoint
+from milepost.storage.reader import read_weights
+
+
+def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> LoadResult:
+    """Load the weights of the checkpoint folder ``path`` into ``model``, in place; gives ``.missing`` and ``.unexpected``.
+
+    Digests are checked first. Raises CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, and
+    IncompatibleStateError for tensors of another shape or, if ``strict``, for missing and unexpected ones; the model
+    is untouched by any error.
+    """
+    folder = Path(path).expanduser().absolute()
+    _, manifest = find_checkpoint(folder)
+    return restore_model(model, read_weights(folder, manifest), manifest.ties, strict=strict)
