@@ -12,7 +12,7 @@ from milepost.storage.reader import read_weights
 
 
 def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> LoadResult:
-    """Load the weights of the checkpoint folder ``path`` into ``model``, in place; gives ``.missing`` and ``.unexpected``.
+    """Load a checkpoint folder's weights into ``model``, in place; gives ``.missing`` and ``.unexpected``.
 
     Digests are checked first. Raises CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, and
     IncompatibleStateError for tensors of another shape or, if ``strict``, for missing and unexpected ones; the model

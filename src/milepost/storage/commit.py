@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from milepost.errors import CorruptCheckpointError, DiskFullError, UnsupportedFormatError
@@ -159,7 +160,7 @@ def _write_tensors(
     weight_map: dict[str, str] = {}
     for name, shard in zip(names, shards, strict=True):
         plan = plan_tensor_file(shard)
-        files[name] = _write_with(backend, staging / name, lambda file, plan=plan: write_tensor_file(file, plan))
+        files[name] = _write_with(backend, staging / name, partial(write_tensor_file, plan=plan))
         weight_map.update(dict.fromkeys(shard, name))
     return weight_map
 

@@ -84,7 +84,7 @@ def is_reserved(name: str) -> bool:
 
 
 def is_safe_name(name: object) -> bool:
-    """Whether a file name from a manifest stays inside its checkpoint: relative, ``/``-separated, no ``.`` or ``..``."""
+    """Whether a file name from a manifest stays inside its checkpoint: relative, by ``/``, no ``.`` or ``..``."""
     if not isinstance(name, str) or not name or "\\" in name or any(ord(letter) < 32 for letter in name):
         return False
     return all(part not in ("", ".", "..") for part in name.split("/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Literal
 
@@ -57,11 +58,11 @@ def read_verified(
             if not digests and into is None:
                 yield record.size
                 return
-            spare = memoryview(bytearray(min(record.chunk, record.size))) if into is None else None
+            target = memoryview(bytearray(min(record.chunk, record.size))) if into is None else into
             for index, expected in enumerate(record.digests):
                 start = index * record.chunk
                 length = min(record.chunk, record.size - start)
-                chunk = spare[:length] if spare is not None else into[start : start + length]  # type: ignore[index]
+                chunk = target[:length] if into is None else target[start : start + length]
                 _fill(file, chunk, folder, name)
                 if digests and digest(chunk) != expected:
                     raise _fault(folder, name, f"differs from its digest between bytes {start} and {start + length}")
@@ -70,10 +71,10 @@ def read_verified(
         raise _fault(folder, name, f"cannot be read ({error.strerror})") from error
 
 
-def _fill(file: object, chunk: memoryview, folder: Path, name: str) -> None:
+def _fill(file: FileIO, chunk: memoryview, folder: Path, name: str) -> None:
     done = 0
     while done < chunk.nbytes:
-        count = file.readinto(chunk[done:])  # type: ignore[attr-defined]
+        count = file.readinto(chunk[done:])
         if not count:
             raise _fault(folder, name, "ends before its size")
         done += count
