@@ -25,7 +25,9 @@ def as_keep_rules(keep: KeepRule | Sequence[KeepRule] | None) -> tuple[KeepRule,
     rules = () if keep is None else tuple(keep) if isinstance(keep, list | tuple) else (keep,)
     for rule in rules:
         if not callable(getattr(rule, "reasons_to_keep", None)) or isinstance(rule, type):
-            raise TypeError(f"keep: {rule!r} is not a rule; use KeepLast(2), KeepBest(1, 'val_loss'), … or a list of them")
+            raise TypeError(
+                f"keep: {rule!r} is not a rule; use KeepLast(2), KeepBest(1, 'val_loss'), … or a list of them"
+            )
     return rules
 
 
@@ -89,4 +91,6 @@ class Keeper:
                 bad = without_a_number(checkpoints, rule.metric, rule.mode)
                 if bad:
                     self._warned.add(rule.metric)
-                    logger.warning("%s of %s is no usable score; such checkpoints rank worst", rule.metric, bad[-1].name)
+                    logger.warning(
+                        "%s of %s is no usable score; such checkpoints rank worst", rule.metric, bad[-1].name
+                    )

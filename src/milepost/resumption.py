@@ -117,7 +117,9 @@ def _at(run: RunFolder, catalog: Catalog, step: int) -> Checkpoint:
         return found
     for entry in catalog.damaged:
         if entry.step == step and entry.newer_format is not None:
-            raise UnsupportedFormatError(f"{entry.path} was {entry.reason}", path=entry.path, version=entry.newer_format)
+            raise UnsupportedFormatError(
+                f"{entry.path} was {entry.reason}", path=entry.path, version=entry.newer_format
+            )
         if entry.step == step:
             raise CorruptCheckpointError(f"{entry.path}: {entry.reason}", path=entry.path, problems=[entry.reason])
     raise CheckpointNotFoundError(
