@@ -1,0 +1,217 @@
+"""Nested Python values to a JSON tree plus tensors, and back, types and all; without pickle.
+
+Values that JSON has are themselves. All others are an object with one tag: ``{"$tuple": [...]}``. A dict is an object
+if its keys are texts that do not begin with ``$``, else ``{"$dict": [[key, value], ...]}``. The tags are listed in
+docs/format-v1.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import OrderedDict, deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from milepost.errors import CorruptCheckpointError, UnsupportedStateError
+from milepost.records import JSON, TensorBytes
+from milepost.snapshot.tensors import storage_key, to_bytes, to_tensor
+
+_NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+class Flattener:
+    """Collects the tensors of one snapshot; the same tensor met twice is stored once.
+
+    ``tensors`` maps their names to their bytes.
+    """
+
+    def __init__(self, *, copy: bool) -> None:
+        self.tensors: dict[str, TensorBytes] = {}
+        self._copy = copy
+        self._names: dict[object, str] = {}
+        # Storage addresses identify tensors only while those are alive.
+        self._alive: list[torch.Tensor] = []
+        self._open: set[int] = set()
+
+    def flatten(self, value: Any, name: str, path: str) -> JSON:
+        """The JSON tree of a value. ``name`` begins its tensors' names, ``path`` is its place for messages.
+
+        Raises UnsupportedStateError, with the full path, for what cannot be stored.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, int):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if kind is str:
+            return _text(value)
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, name, path)
+        if isinstance(value, np.ndarray | np.generic):
+            return self._numpy(value, name, path)
+        encoder = _SCALARS.get(kind)
+        if encoder is not None:
+            return encoder(value)
+        if kind in (dict, list, tuple, OrderedDict, set, frozenset, deque):
+            return self._container(value, kind, name, path)
+        raise UnsupportedStateError(
+            f"{path} is of type {kind.__module__}.{kind.__qualname__}, which cannot be stored without pickle. Store "
+            "numbers, texts, tensors, and lists or dicts of them instead.",
+            path=path,
+        )
+
+    def _container(self, value: Any, kind: type, name: str, path: str) -> JSON:
+        if id(value) in self._open:
+            raise UnsupportedStateError(f"{path} contains itself; a state must be a tree", path=path)
+        if len(self._open) > 200:
+            raise UnsupportedStateError(f"{path} is nested more than 200 deep", path=path)
+        self._open.add(id(value))
+        try:
+            if kind is dict and all(type(key) is str and key[:1] != "$" and _is_text(key) for key in value):
+                return {key: self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]") for key, item in value.items()}
+            if kind in (dict, OrderedDict):
+                tag = "$dict" if kind is dict else "$ordered"
+                return {tag: [self._pair(key, item, name, path) for key, item in value.items()]}
+            items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
+        finally:
+            self._open.discard(id(value))
+        if kind is list:
+            return items
+        if kind is deque:
+            return {"$deque": items, "maxlen": value.maxlen}
+        return {f"${kind.__name__}": items}
+
+    def _pair(self, key: Any, item: Any, name: str, path: str) -> list[JSON]:
+        place = f"{path}[{key!r}]"
+        if isinstance(key, torch.Tensor):
+            raise UnsupportedStateError(f"{place}: a tensor cannot be a key", path=place)
+        return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
+
+    def _tensor(self, tensor: torch.Tensor, name: str, path: str) -> JSON:
+        key = storage_key(tensor) if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta else None
+        stored = self._names.get(key) if key is not None else None
+        if stored is None:
+            stored = self._store(name, to_bytes(tensor, path, copy=self._copy))
+            self._alive.append(tensor)
+            if key is not None:
+                self._names[key] = stored
+        leaf: dict[str, JSON] = {"$tensor": stored}
+        if isinstance(tensor, torch.nn.Parameter):
+            leaf["parameter"] = True
+        if tensor.requires_grad:
+            leaf["requires_grad"] = True
+        return leaf
+
+    def _numpy(self, value: Any, name: str, path: str) -> JSON:
+        if value.dtype.hasobject or value.dtype.names is not None or type(value).__module__.split(".")[0] != "numpy":
+            raise UnsupportedStateError(f"{path} is a NumPy value of dtype {value.dtype}, not plain numbers", path=path)
+        if type(value) is not np.ndarray and isinstance(value, np.ndarray):
+            raise UnsupportedStateError(f"{path} is a {type(value).__name__}, not a plain array", path=path)
+        data = np.ascontiguousarray(value).tobytes()
+        if isinstance(value, np.generic):
+            return {"$numpy": value.dtype.str, "bytes": base64.b64encode(data).decode()}
+        stored = self._store(name, TensorBytes("U8", (len(data),), memoryview(bytearray(data))))
+        return {"$ndarray": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
+
+    def _store(self, name: str, data: TensorBytes) -> str:
+        unique, count = name, 1
+        while unique in self.tensors:
+            count += 1
+            unique = f"{name}~{count}"
+        self.tensors[unique] = data
+        return unique
+
+
+class Unflattener:
+    """Rebuilds values; tensors that were one are one again. ``tensors`` maps names to their bytes."""
+
+    def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
+        self._tensors = tensors
+        self._made: dict[tuple[str, bool], torch.Tensor] = {}
+
+    def unflatten(self, tree: JSON) -> Any:
+        """The value of a JSON tree. Raises CorruptCheckpointError for a tree that ``flatten`` cannot have made."""
+        try:
+            return self._value(tree)
+        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptCheckpointError(f"the stored training state cannot be understood ({error!r})") from error
+
+    def _value(self, tree: JSON) -> Any:
+        if isinstance(tree, list):
+            return [self._value(item) for item in tree]
+        if not isinstance(tree, dict):
+            return tree
+        tag = next(iter(tree), "")
+        if tag[:1] != "$":
+            return {key: self._value(item) for key, item in tree.items()}
+        content = tree[tag]
+        if tag == "$tensor":
+            return self._tensor(content, tree)
+        if tag == "$ndarray":
+            buffer = bytearray(self._tensors[content].data)
+            return np.ndarray(tuple(tree["shape"]), np.dtype(tree["dtype"]), buffer=buffer)
+        if tag == "$deque":
+            return deque(self._value(content), tree["maxlen"])
+        if tag == "$numpy":
+            return np.frombuffer(base64.b64decode(tree["bytes"]), np.dtype(content))[0]
+        if tag in ("$dict", "$ordered"):
+            pairs = [(self._value(key), self._value(item)) for key, item in content]
+            return dict(pairs) if tag == "$dict" else OrderedDict(pairs)
+        return _DECODERS[tag](self._value(content))
+
+    def _tensor(self, name: str, tree: Mapping[str, JSON]) -> torch.Tensor:
+        is_parameter, requires_grad = tree.get("parameter") is True, tree.get("requires_grad") is True
+        key = (name, is_parameter)
+        if key not in self._made:
+            tensor = to_tensor(self._tensors[name])
+            if is_parameter:
+                tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
+            self._made[key] = tensor.requires_grad_(requires_grad)
+        return self._made[key]
+
+
+def _is_text(value: str) -> bool:
+    # A lone surrogate cannot be written as UTF-8.
+    return not any("\ud800" <= letter <= "\udfff" for letter in value)
+
+
+def _text(value: str) -> JSON:
+    if value.isascii() or _is_text(value):
+        return value
+    return {"$text": base64.b64encode(value.encode("utf-8", "surrogatepass")).decode()}
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"{name} is no dtype")
+    return dtype
+
+
+def _real(value: float) -> JSON:
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+_SCALARS: dict[type, Any] = {
+    bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
+    complex: lambda value: {"$complex": [_real(value.real), _real(value.imag)]},
+    torch.Size: lambda value: {"$size": list(value)},
+    torch.dtype: lambda value: {"$dtype": str(value).removeprefix("torch.")},
+    torch.device: lambda value: {"$device": str(value)},
+}
+_DECODERS: dict[str, Any] = {
+    "$float": _NOT_FINITE.__getitem__,
+    "$text": lambda value: base64.b64decode(value).decode("utf-8", "surrogatepass"),
+    "$bytes": base64.b64decode,
+    "$complex": lambda value: complex(*value),
+    "$size": torch.Size,
+    "$dtype": _dtype,
+    "$device": torch.device,
+    "$tuple": tuple,
+    "$set": set,
+    "$frozenset": frozenset,
+}

@@ -1,0 +1,78 @@
+"""The random number generators of Python, NumPy, torch and every visible device."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+logger = logging.getLogger("milepost")
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of every global generator; reading it draws nothing."""
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+    accelerator = _accelerator()
+    if accelerator is not None:
+        kind, module = accelerator
+        state[kind] = [module.get_rng_state(index) for index in range(module.device_count())]
+    return state
+
+
+def restore_rng(state: Mapping[str, Any]) -> None:
+    """Put every generator back; do it last, since restoring other parts may draw.
+
+    Another number of devices than before is said in a warning, and those that are there are restored.
+    """
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    accelerator = _accelerator()
+    kind, module = accelerator if accelerator is not None else ("", None)
+    saved = {name: states for name, states in state.items() if name not in ("python", "numpy", "torch")}
+    for name, states in saved.items():
+        present = module.device_count() if module is not None and name == kind else 0
+        if present != len(states):
+            logger.warning(
+                "the checkpoint has random number generators of %d %s device(s), and %d are here: the run goes on, "
+                "but not bit for bit",
+                len(states),
+                name,
+                present,
+            )
+        for index in range(min(present, len(states))):
+            module.set_rng_state(states[index], index)
+
+
+def _accelerator() -> tuple[str, Any] | None:
+    if not torch.accelerator.is_available():
+        return None
+    kind = torch.accelerator.current_accelerator()
+    if kind is None:
+        return None
+    module = torch.get_device_module(kind.type)
+    return (kind.type, _Mps if kind.type == "mps" else module)
+
+
+class _Mps:
+    """MPS has one device and functions without an index."""
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def get_rng_state(index: int) -> torch.Tensor:
+        return torch.mps.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: torch.Tensor, index: int) -> None:
+        torch.mps.set_rng_state(state)

@@ -1,0 +1,111 @@
+"""Tensors to bytes in host memory and back, every dtype exactly."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from milepost.errors import CorruptCheckpointError, UnsupportedStateError
+from milepost.records import TensorBytes
+
+_NAMES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
+    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
+    torch.bool: "BOOL", torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.float8_e8m0fnu: "F8_E8M0",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+# Complex numbers that safetensors does not know are stored as pairs of real ones.
+_PAIRS = {torch.complex128: "F64", torch.complex32: "F16"}
+
+
+def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
+    """A tensor's bytes in host memory, row-major; with ``copy`` never the tensor's own memory.
+
+    ``path`` is its place in the state, for the UnsupportedStateError raised for sparse, quantized, meta and
+    distributed tensors, and other subclasses.
+    """
+    check_storable(tensor, path)
+    source = tensor.detach().resolve_conj().resolve_neg()
+    host = source.cpu().contiguous()
+    if copy and host.data_ptr() == tensor.data_ptr():
+        host = host.clone(memory_format=torch.contiguous_format)
+    if host.dtype in _PAIRS:
+        pairs = torch.view_as_real(host)
+        return TensorBytes(_PAIRS[host.dtype], tuple(pairs.shape), _view(pairs), _logical(host.dtype))
+    if host.dtype in _NAMES:
+        real = torch.view_as_real(host) if host.dtype.is_complex else host
+        return TensorBytes(_NAMES[host.dtype], tuple(host.shape), _view(real))
+    shape = (*host.shape, host.element_size())
+    return TensorBytes("U8", shape, _view(host), _logical(host.dtype))
+
+
+def to_tensor(stored: TensorBytes) -> torch.Tensor:
+    """A tensor in memory of its own from its bytes. Raises CorruptCheckpointError for a dtype that torch lacks."""
+    dtype, shape = _DTYPES.get(stored.dtype), stored.shape
+    if stored.logical is not None:
+        dtype, shape = _logical_dtype(stored), shape[:-1]
+    assert dtype is not None, "storage has checked the name"
+    tensor = torch.empty(shape, dtype=dtype)
+    if stored.nbytes != tensor.numel() * tensor.element_size():
+        raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
+    if stored.nbytes:
+        real = torch.view_as_real(tensor) if dtype.is_complex else tensor
+        memoryview(real.reshape(-1).view(torch.uint8).numpy())[:] = stored.data
+    return tensor
+
+
+def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
+    """What ``to_tensor`` would give, without making it."""
+    if stored.logical is not None:
+        return stored.shape[:-1], _logical_dtype(stored)
+    return stored.shape, _DTYPES[stored.dtype]
+
+
+def check_storable(tensor: torch.Tensor, path: str) -> None:
+    """Raise UnsupportedStateError for a tensor whose bytes are not all of it."""
+    fault = None
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
+    elif tensor.layout is not torch.strided:
+        fault = f"has the layout {tensor.layout}"
+    elif tensor.is_quantized:
+        fault = "is quantized"
+    elif tensor.is_meta:
+        fault = "is on the meta device and has no values"
+    if fault is not None:
+        raise UnsupportedStateError(
+            f"{path} {fault}; only plain dense tensors can be stored. Store its parts as plain tensors instead.",
+            path=path,
+        )
+
+
+def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
+    """Equal for two tensors that are the same view of the same memory; None for an empty one."""
+    if tensor.numel() == 0:
+        return None
+    place = (str(tensor.device), tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def _view(tensor: torch.Tensor) -> memoryview:
+    if tensor.numel() == 0:
+        return memoryview(bytearray())
+    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def _logical(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _logical_dtype(stored: TensorBytes) -> torch.dtype:
+    dtype = getattr(torch, stored.logical or "", None)
+    if not isinstance(dtype, torch.dtype) or not stored.shape:
+        raise CorruptCheckpointError(f"a tensor has the dtype {stored.logical!r}, which this torch does not know")
+    size = math.prod(stored.shape[:-1]) * torch.empty((), dtype=dtype).element_size()
+    if size != stored.nbytes:
+        raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make {stored.logical} of {list(stored.shape[:-1])}")
+    return dtype
