@@ -266,7 +266,7 @@ class CheckpointManager:
         if self._begun:
             return
         catalog = read_catalog(self.folder)
-        found = [entry.path.name for entry in (*catalog.checkpoints, *catalog.damaged)]
+        found = [path.name for path in (*(c.path for c in catalog.checkpoints), *(d.path for d in catalog.damaged))]
         if found:
             raise CheckpointExistsError(
                 f"{self.folder} already holds checkpoints ({', '.join(found[-3:])}). Call resume() before the first "

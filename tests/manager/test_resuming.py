@@ -212,7 +212,7 @@ def test_a_rewind_puts_later_checkpoints_aside_until_the_next_commit(tmp_path):
     assert same(third.weights(), Run_at(6))
 
 
-def Run_at(step: int) -> dict[str, torch.Tensor]:  # noqa: N802
+def Run_at(step: int) -> dict[str, torch.Tensor]:
     run = Run()
     for _ in range(step):
         run.train_step()

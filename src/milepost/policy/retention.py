@@ -141,7 +141,7 @@ def plan_retention(checkpoints: Sequence[Checkpoint], rules: Sequence[KeepRule],
 
 
 def ranked(checkpoints: Sequence[Checkpoint], metric: str, mode: str) -> list[Checkpoint]:
-    """Checkpoints that have the score, best first; equal ones by age; those without a usable number last, newest first."""
+    """Checkpoints that have the score: best first, equal ones by age, then the unusable ones, newest first."""
     scored = sorted((checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics), key=_commit_order)
     sign = 1 if mode == "min" else -1
     usable = [checkpoint for checkpoint in scored if is_usable(checkpoint.metrics[metric], mode)]

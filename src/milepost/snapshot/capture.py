@@ -74,7 +74,10 @@ def _read(name: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
             return named_state(value, names)
         content = value.state_dict()
         generator = getattr(value, "generator", None)
-        return {"state": content, "generator": generator.get_state() if _is_generator(generator) else None}
+        return {
+            "state": content,
+            "generator": generator.get_state() if isinstance(generator, torch.Generator) else None,
+        }
     except Exception as error:
         raise SaveFailedError(f'state["{name}"].state_dict() failed: {error!r}') from error
 
@@ -92,7 +95,3 @@ def _weights(
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
     return any(name == pattern or re.fullmatch(pattern, name) for pattern in patterns)
-
-
-def _is_generator(value: Any) -> bool:
-    return isinstance(value, torch.Generator)

@@ -66,7 +66,7 @@ def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str
     _compare(problems, set(entries.values) | {RNG}, set(snapshot.state), allowed, "{}")
     unflattener = Unflattener(snapshot.tensors)
     saved = {name: unflattener.unflatten(tree) for name, tree in snapshot.state.items()}
-    if entries.model in snapshot.state:
+    if entries.model is not None and entries.model in snapshot.state:
         saved[entries.model] |= _with_ties(snapshot.weights, snapshot.ties)
     present = {name: value for name, value in entries.values.items() if name in saved}
     names = parameter_names(entries)

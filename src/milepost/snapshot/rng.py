@@ -35,8 +35,7 @@ def restore_rng(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    accelerator = _accelerator()
-    kind, module = accelerator if accelerator is not None else ("", None)
+    kind, module = _accelerator() or ("", None)
     saved = {name: states for name, states in state.items() if name not in ("python", "numpy", "torch")}
     for name, states in saved.items():
         present = module.device_count() if module is not None and name == kind else 0
@@ -48,8 +47,9 @@ def restore_rng(state: Mapping[str, Any]) -> None:
                 name,
                 present,
             )
-        for index in range(min(present, len(states))):
-            module.set_rng_state(states[index], index)
+        if module is not None:
+            for index in range(min(present, len(states))):
+                module.set_rng_state(states[index], index)
 
 
 def _accelerator() -> tuple[str, Any] | None:

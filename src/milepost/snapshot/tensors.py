@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -37,8 +38,7 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
         pairs = torch.view_as_real(host)
         return TensorBytes(_PAIRS[host.dtype], tuple(pairs.shape), _view(pairs), _logical(host.dtype))
     if host.dtype in _NAMES:
-        real = torch.view_as_real(host) if host.dtype.is_complex else host
-        return TensorBytes(_NAMES[host.dtype], tuple(host.shape), _view(real))
+        return TensorBytes(_NAMES[host.dtype], tuple(host.shape), _view(host))
     shape = (*host.shape, host.element_size())
     return TensorBytes("U8", shape, _view(host), _logical(host.dtype))
 
@@ -53,8 +53,7 @@ def to_tensor(stored: TensorBytes) -> torch.Tensor:
     if stored.nbytes != tensor.numel() * tensor.element_size():
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
     if stored.nbytes:
-        real = torch.view_as_real(tensor) if dtype.is_complex else tensor
-        memoryview(real.reshape(-1).view(torch.uint8).numpy())[:] = stored.data
+        _view(tensor)[:] = stored.data
     return tensor
 
 
@@ -94,7 +93,9 @@ def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
 def _view(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    flat: Any = real.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def _logical(dtype: torch.dtype) -> str:
