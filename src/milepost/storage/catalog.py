@@ -73,7 +73,7 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, Manifest]:
     """
     try:
         manifest = read_manifest(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         raise CheckpointNotFoundError(
             f"{path} is not a checkpoint: it has no milepost.json. Name a step_N folder of a run.", path=path
         ) from None

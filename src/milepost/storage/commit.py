@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from milepost.errors import CorruptCheckpointError, DiskFullError, UnsupportedFormatError
+from milepost.errors import DiskFullError
 from milepost.records import Checkpoint, Snapshot, TensorBytes
 from milepost.storage.backend import Backend
 from milepost.storage.digests import DigestingFile, FileRecord
+from milepost.storage.json_text import json_bytes
 from milepost.storage.layout import (
     MANIFEST,
     STATE_TENSORS,
@@ -23,14 +24,18 @@ from milepost.storage.layout import (
     WEIGHTS,
     WEIGHTS_INDEX,
     RunFolder,
-    aside_name,
+    is_reserved,
+    is_safe_name,
+    manifest_draft_name,
     new_id,
     shard_names,
     staging_name,
 )
 from milepost.storage.manifest import Manifest, encode, read_manifest
-from milepost.storage.sweep import ensure_folder, remove_tree, sweep_trash
+from milepost.storage.sweep import make_room, put_back, remove_tree, settle_replaced, sweep_trash
 from milepost.storage.tensor_files import plan_tensor_file, split_into_shards, write_tensor_file
+
+logger = logging.getLogger("milepost")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
@@ -62,8 +67,12 @@ def commit(run: RunFolder, backend: Backend, draft: Draft, *, max_shard_size: in
     """Make a draft durable and visible under its final name; it is there whole, or not at all.
 
     A full disk is tried once more after the trash is emptied. Raises DiskFullError with the numbers, or the OSError
-    that stopped the commit; the staging folder is removed either way.
+    that stopped the commit; the staging folder is removed either way. Raises ValueError for an asset whose name is
+    not relative or is one of the checkpoint's own.
     """
+    for name in draft.assets:
+        if is_reserved(name) or not is_safe_name(name):
+            raise ValueError(f"asset {name!r} has a name that no file beside the weights may have; rename it")
     try:
         return _commit_once(run, backend, draft, max_shard_size)
     except OSError as error:
@@ -90,10 +99,11 @@ def commit(run: RunFolder, backend: Backend, draft: Draft, *, max_shard_size: in
 def rewrite_manifest(backend: Backend, path: Path, change: Callable[[Manifest], Manifest]) -> Checkpoint:
     """Replace a checkpoint's manifest atomically by a changed one, and give its new record.
 
-    Raises FileNotFoundError, CorruptCheckpointError, or the OSError that stopped it (the old manifest stays).
+    Raises FileNotFoundError, CorruptCheckpointError, UnsupportedFormatError, or the OSError that stopped it: the old
+    manifest stays, unless only making the new one durable failed.
     """
     manifest = change(read_manifest(path))
-    fresh = path / f"{MANIFEST}.{new_id()}"
+    fresh = path / manifest_draft_name()
     try:
         _write(backend, fresh, encode(manifest))
         backend.rename(fresh, path / MANIFEST)
@@ -115,17 +125,20 @@ def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size:
         manifest = _manifest(draft, files)
         _write(backend, staging / MANIFEST, encode(manifest))
         backend.sync_folder(staging)
-        aside = _make_room(run, backend, final, draft.run_id)
+        aside = make_room(run, backend, final, draft.run_id)
         # From here on the checkpoint exists: a reader sees it whole, and nothing below may undo it.
         backend.rename(staging, final)
     except BaseException:
-        with contextlib.suppress(OSError):
-            if aside is not None:
-                backend.rename(aside, final)
+        if aside is not None:
+            put_back(backend, aside, final)
         with contextlib.suppress(OSError):
             remove_tree(backend, staging)
         raise
     backend.sync_folder(run.path)
+    try:
+        settle_replaced(run, backend, final.name)
+    except OSError as error:
+        logger.warning("what %s replaced could not be put away (%s); it is tried again later", final, error)
     return manifest.as_checkpoint(final)
 
 
@@ -138,11 +151,12 @@ def _write_files(backend: Backend, staging: Path, draft: Draft, max_shard_size: 
     weight_map = _write_tensors(backend, staging, WEIGHTS, snapshot.weights, max_shard_size, files)
     if len(set(weight_map.values())) > 1:
         index = {"metadata": {"total_size": _total(snapshot.weights)}, "weight_map": weight_map}
-        files[WEIGHTS_INDEX] = _write(backend, staging / WEIGHTS_INDEX, _json(index))
+        files[WEIGHTS_INDEX] = _write(backend, staging / WEIGHTS_INDEX, json_bytes(index))
     backend.make_folder(staging / TRAINING_STATE)
     _write_tensors(backend, staging, STATE_TENSORS, snapshot.tensors, max_shard_size, files)
-    files[STATE_TREE] = _write(backend, staging / STATE_TREE, _json(snapshot.state))
-    for folder in sorted({(staging / name).parent for name in files} - {staging}):
+    files[STATE_TREE] = _write(backend, staging / STATE_TREE, json_bytes(snapshot.state))
+    parents = {parent for name in files for parent in (staging / name).parents}
+    for folder in sorted(folder for folder in parents if staging in folder.parents):
         backend.sync_folder(folder)
     return files
 
@@ -186,27 +200,6 @@ def _write_with(backend: Backend, path: Path, fill: Callable[[DigestingFile], No
         raw.close()
 
 
-def _make_room(run: RunFolder, backend: Backend, final: Path, run_id: str) -> Path | None:
-    """Move what has the final name aside, and give its new place: the trash for what is this run's or damaged."""
-    if not final.is_symlink() and not final.exists():
-        return None
-    try:
-        trash = not final.is_symlink() and read_manifest(final).run_id == run_id
-    except CorruptCheckpointError:
-        trash = True
-    except (FileNotFoundError, NotADirectoryError, UnsupportedFormatError):
-        trash = False
-    if trash:
-        ensure_folder(backend, run.trash)
-    aside = run.trash / aside_name(final.name, "replaced") if trash else run.path / aside_name(final.name, "displaced")
-    backend.rename(final, aside)
-    # Durable before the name is used again, so that recovery finds one of the two, never neither.
-    if trash:
-        backend.sync_folder(run.trash)
-    backend.sync_folder(run.path)
-    return aside
-
-
 def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
     return Manifest(
         step=draft.step,
@@ -223,10 +216,6 @@ def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
         ties=draft.snapshot.ties,
         software=draft.software,
     )
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
 def _total(tensors: Mapping[str, TensorBytes]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import xxhash
 
@@ -26,11 +28,15 @@ def chunk_digests(data: bytes | bytearray | memoryview, chunk: int = CHUNK) -> t
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """What a manifest says of one file: ``size`` in bytes and one digest for each ``chunk`` bytes."""
+    """What a manifest says of one file: ``size`` in bytes and one digest for each ``chunk`` bytes.
+
+    ``unknown`` keeps what a newer minor version says of it.
+    """
 
     size: int
     digests: tuple[str, ...]
     chunk: int = CHUNK
+    unknown: Mapping[str, Any] = field(default_factory=dict)
 
 
 class DigestingFile:

@@ -18,8 +18,10 @@ _ID = r"[0-9a-f]{8}"
 _STEP = re.compile(r"step_(0|[1-9][0-9]*)")
 _STAGING = re.compile(rf"step_(0|[1-9][0-9]*)\.staging-{_ID}")
 _REPLACED = re.compile(rf"step_(0|[1-9][0-9]*)\.replaced-{_ID}")
+_ASIDE = re.compile(rf"step_(0|[1-9][0-9]*)\.(pruned|replaced|superseded)-{_ID}")
+_MANIFEST_DRAFT = re.compile(rf"{re.escape(MANIFEST)}\.{_ID}")
 _TENSOR_FILE = re.compile(r"(model|training_state/tensors)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
-_RESERVED = re.compile(rf"{re.escape(MANIFEST)}|model.*\.safetensors.*|{TRAINING_STATE}(/.*)?")
+_RESERVED = re.compile(rf"{re.escape(MANIFEST)}(\.{_ID})?|model.*\.safetensors.*|{TRAINING_STATE}(/.*)?")
 
 
 def new_id() -> str:
@@ -49,7 +51,11 @@ def is_staging(name: str) -> bool:
 
 
 def aside_name(name: str, why: str) -> str:
-    """A fresh name under which the folder ``name`` is moved aside; ``why`` is one word (``pruned``, ``replaced``)."""
+    """A fresh name for the folder ``name``, moved aside; ``why`` is ``pruned``, ``superseded``, or as follows.
+
+    ``replaced`` makes room for a new checkpoint of that name; once that one is durable it becomes ``pruned``, or
+    ``displaced`` where it is not this run's and is kept.
+    """
     return f"{name}.{why}-{new_id()}"
 
 
@@ -57,6 +63,21 @@ def parse_replaced(name: str) -> str | None:
     """The final name of a folder that was moved aside to make room for its replacement, or None."""
     match = _REPLACED.fullmatch(name)
     return step_name(int(match[1])) if match else None
+
+
+def is_aside(name: str) -> bool:
+    """Whether the name is one that this module gives to a checkpoint on its way out."""
+    return _ASIDE.fullmatch(name) is not None
+
+
+def manifest_draft_name() -> str:
+    """A fresh name for a changed manifest, until it is renamed over the old one."""
+    return f"{MANIFEST}.{new_id()}"
+
+
+def is_manifest_draft(name: str) -> bool:
+    """Whether the name is one that ``manifest_draft_name`` gives."""
+    return _MANIFEST_DRAFT.fullmatch(name) is not None
 
 
 def shard_names(stem: str, count: int) -> list[str]:

@@ -18,6 +18,8 @@ from typing import Any
 
 from milepost.errors import RunLockedError
 
+# What is in the lock file may be anything; the year 9999 is the last that can be spelled.
+_END_OF_TIME = 253_370_764_800.0
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 # Closing any descriptor of a locked file drops the process's record lock, so a folder that this process holds must
 # be found here, before its lock file is opened again.
@@ -84,7 +86,7 @@ def _identity() -> dict[str, Any]:
 def _read_holder(descriptor: int) -> dict[str, Any]:
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}
 
@@ -103,7 +105,8 @@ def _may_be_alive(holder: dict[str, Any]) -> bool:
 def _sentence(folder: Path, lock_file: Path, holder: dict[str, Any]) -> str:
     who = f"process {holder['pid']} on {holder.get('host')}" if "pid" in holder else "another process"
     since = holder.get("since")
-    when = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}" if isinstance(since, float) else ""
+    known = isinstance(since, float) and 0 <= since < _END_OF_TIME
+    when = f" since {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(since))}" if known else ""
     return (
         f"{folder} is in use by {who}{when}. Wait for that run to end or stop it, or choose another folder. "
         f"(If it surely is gone and this file system keeps no locks, delete {lock_file}.)"

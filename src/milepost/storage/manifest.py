@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from typing import Any
 from milepost.errors import CorruptCheckpointError, UnsupportedFormatError
 from milepost.records import Checkpoint, Level
 from milepost.storage.digests import ALGORITHM, CHUNK, FileRecord, digest
+from milepost.storage.json_text import json_bytes
 from milepost.storage.layout import MANIFEST, is_safe_name
 
 FORMAT = "milepost"
@@ -21,6 +24,9 @@ FORMAT_VERSION = "1.0"
 _MAJOR = 1
 _SEAL_KEY = b'"manifest_digest": "'
 _NO_SEAL = b"0" * 32
+_LONGEST = 256 * 1024 * 1024
+_LARGEST_CHUNK = 1024 * 1024 * 1024
+_VERSION = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
@@ -96,8 +102,9 @@ def encode(manifest: Manifest) -> bytes:
         "files": {name: _record_out(record) for name, record in manifest.files.items()},
         "manifest_digest": _NO_SEAL.decode(),
     }
-    text = json.dumps(body, indent=1, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-    return text.replace(_SEAL_KEY + _NO_SEAL, _SEAL_KEY + digest(text).encode())
+    text = json_bytes(body, indent=1)
+    start = text.rfind(_SEAL_KEY) + len(_SEAL_KEY)
+    return text[:start] + digest(text).encode() + text[start + len(_NO_SEAL) :]
 
 
 def decode(data: bytes, path: Path) -> Manifest:
@@ -110,33 +117,60 @@ def decode(data: bytes, path: Path) -> Manifest:
         body = json.loads(data)
         if not isinstance(body, dict) or body.pop("format", None) != FORMAT:
             raise ValueError("it is not a Milepost manifest")
-        version = _version(body, path)
-        if _sealed(data) is not True:
+        version = _version(body)
+        # A newer format that is sealed otherwise says so in ``digest``; with ours, a flipped bit in the version is
+        # damage, and not a newer format.
+        if not _sealed(data) and (_major(version) <= _MAJOR or body["digest"] == ALGORITHM):
             raise ValueError("its digest does not match its content")
-        return _from_body(body, version)
+        if _major(version) > _MAJOR:
+            raise _too_new(path, version)
+        return _from_body(body, version, path)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
-        reason = f"{MANIFEST} cannot be read ({error})"
-        raise CorruptCheckpointError(f"{path}: {reason}", path=path, problems=[reason]) from error
+        raise _unusable(path, f"{MANIFEST} cannot be read ({error})") from error
 
 
 def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint folder ``path``.
 
-    Raises FileNotFoundError where there is none, CorruptCheckpointError and UnsupportedFormatError as ``decode``.
+    Raises FileNotFoundError where there is none (or no folder), CorruptCheckpointError and UnsupportedFormatError as
+    ``decode``.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path / MANIFEST, flags)
-    except FileNotFoundError:
-        raise
+        return decode(_read(path), path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileNotFoundError(error.errno, error.strerror, str(path / MANIFEST)) from None
     except OSError as error:
-        reason = f"{MANIFEST} cannot be opened as a plain file ({error.strerror})"
-        raise CorruptCheckpointError(f"{path}: {reason}", path=path, problems=[reason]) from error
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            reason = f"{MANIFEST} is not a plain file"
-            raise CorruptCheckpointError(f"{path}: {reason}", path=path, problems=[reason])
-        return decode(file.read(), path)
+        link = error.errno == errno.ELOOP
+        what = "is a symbolic link, and those are not followed" if link else f"cannot be read ({error.strerror})"
+        raise _unusable(path, f"{MANIFEST} {what}") from error
+
+
+def _read(path: Path) -> bytes:
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path / MANIFEST, flags)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise _unusable(path, f"{MANIFEST} is not a plain file")
+        if found.st_size > _LONGEST:
+            raise _unusable(path, f"{MANIFEST} has {found.st_size} bytes, which is too long for a manifest")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+def _unusable(path: Path, reason: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{path}: {reason}", path=path, problems=[reason])
+
+
+def _too_new(path: Path, version: str) -> UnsupportedFormatError:
+    return UnsupportedFormatError(
+        f"{path} was written in format {version}, and this Milepost reads {FORMAT_VERSION}. "
+        "Install a newer Milepost to read it.",
+        path=path,
+        version=version,
+    )
 
 
 def _sealed(data: bytes) -> bool:
@@ -148,22 +182,24 @@ def _sealed(data: bytes) -> bool:
     return digest(data[:start] + _NO_SEAL + data[start + 32 :]).encode() == seal
 
 
-def _version(body: dict[str, Any], path: Path) -> str:
+def _version(body: dict[str, Any]) -> str:
     version = body.pop("format_version")
-    major, _, minor = version.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
+    if not isinstance(version, str) or not _VERSION.fullmatch(version):
         raise ValueError(f"format_version {version!r} is not major.minor")
-    if int(major) > _MAJOR:
-        raise UnsupportedFormatError(
-            f"{path} was written in format {version}, and this Milepost reads up to {_MAJOR}.x. "
-            "Install a newer Milepost to read it.",
-            path=path,
-            version=version,
-        )
-    return str(version)
+    return version
 
 
-def _from_body(body: dict[str, Any], version: str) -> Manifest:
+def _major(version: str) -> int:
+    return int(version.partition(".")[0])
+
+
+def _level(name: Any, version: str, path: Path) -> Level:
+    if version != FORMAT_VERSION and name not in list(Level):
+        raise _too_new(path, version)
+    return Level(name)
+
+
+def _from_body(body: dict[str, Any], version: str, path: Path) -> Manifest:
     body.pop("manifest_digest")
     if body.pop("digest") != ALGORITHM:
         raise ValueError("it uses a digest that this Milepost does not know")
@@ -179,7 +215,7 @@ def _from_body(body: dict[str, Any], version: str) -> Manifest:
         id=str(body.pop("id")),
         created=float(body.pop("created")),
         files=files,
-        level=Level(body.pop("level")),
+        level=_level(body.pop("level"), version, path),
         epoch=None if epoch is None else int(epoch),
         seconds=float(body.pop("seconds", 0.0)),
         metrics=metrics,
@@ -205,19 +241,22 @@ def _record_out(record: FileRecord) -> dict[str, Any]:
     entry: dict[str, Any] = {"size": record.size, "digests": list(record.digests)}
     if record.chunk != CHUNK:
         entry["chunk"] = record.chunk
-    return entry
+    return {**entry, **record.unknown}
 
 
 def _record_in(name: str, entry: Mapping[str, Any]) -> FileRecord:
     if not is_safe_name(name):
         raise ValueError(f"it lists the file {name!r}, which is outside the checkpoint")
-    size, chunk = entry["size"], entry.get("chunk", CHUNK)
-    digests = tuple(str(value) for value in entry["digests"])
-    if type(size) is not int or type(chunk) is not int or size < 0 or chunk < 1:
+    if name == MANIFEST:
+        raise ValueError("it lists itself")
+    rest = dict(entry)
+    size, chunk = rest.pop("size"), rest.pop("chunk", CHUNK)
+    digests = tuple(str(value) for value in rest.pop("digests"))
+    if type(size) is not int or type(chunk) is not int or size < 0 or not 1 <= chunk <= _LARGEST_CHUNK:
         raise ValueError(f"file {name!r} has a size that is not a whole number")
     if len(digests) != -(-size // chunk):
         raise ValueError(f"file {name!r} has {len(digests)} digests for {size} bytes")
-    return FileRecord(size, digests, chunk)
+    return FileRecord(size, digests, chunk, rest)
 
 
 def _number_out(value: float) -> float | str:

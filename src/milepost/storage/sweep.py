@@ -6,6 +6,8 @@ lists are left where they are.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import stat
@@ -15,14 +17,26 @@ from pathlib import Path
 from milepost.errors import MilepostError
 from milepost.records import Checkpoint
 from milepost.storage.backend import Backend
-from milepost.storage.layout import MANIFEST, RunFolder, aside_name, is_staging, parse_replaced
+from milepost.storage.layout import (
+    MANIFEST,
+    RunFolder,
+    aside_name,
+    is_aside,
+    is_manifest_draft,
+    is_staging,
+    parse_replaced,
+    parse_step,
+    step_name,
+)
 from milepost.storage.manifest import Manifest, read_manifest
 
 logger = logging.getLogger("milepost")
 
 
 def ensure_folder(backend: Backend, path: Path) -> None:
-    """Make a folder that may be there already, durably."""
+    """Make a folder that may be there already, durably. Raises NotADirectoryError for a symbolic link."""
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a symbolic link, and those are not followed", str(path))
     if not path.is_dir():
         backend.make_folder(path)
         backend.sync_folder(path.parent)
@@ -53,28 +67,90 @@ def release_superseded(run: RunFolder, backend: Backend, newest_serial: int) -> 
             backend.rename(path, run.trash / path.name)
 
 
+def make_room(run: RunFolder, backend: Backend, final: Path, run_id: str) -> Path | None:
+    """Move what has a checkpoint's final name aside, durably, and give its new place; None if nothing has it.
+
+    That is the trash for this run's own checkpoint of this step, and the run's folder for all else: what another run
+    wrote, what nobody can read, links and files are kept. ``put_back`` or ``settle_replaced`` comes next; a crash
+    before that is put right by ``recover``. Raises OSError, with everything as it was.
+    """
+    if not os.path.lexists(final):
+        return None
+    manifest = None if final.is_symlink() else _manifest(final)
+    own = manifest is not None and manifest.run_id == run_id and step_name(manifest.step) == final.name
+    to = run.trash if own else run.path
+    if own:
+        ensure_folder(backend, run.trash)
+    aside = to / aside_name(final.name, "replaced")
+    try:
+        backend.rename(final, aside)
+        # Durable before the name is used again, the new place first: one of the two always has it.
+        backend.sync_folder(to)
+        if own:
+            backend.sync_folder(run.path)
+    except BaseException:
+        put_back(backend, aside, final)
+        raise
+    return aside
+
+
+def put_back(backend: Backend, aside: Path, final: Path) -> None:
+    """Undo ``make_room`` as far as the disk allows; ``recover`` does the rest."""
+    with contextlib.suppress(OSError):
+        if os.path.lexists(aside) and not os.path.lexists(final):
+            backend.rename(aside, final)
+
+
+def settle_replaced(run: RunFolder, backend: Backend, name: str) -> None:
+    """Let nothing bring back what was moved aside for ``name``, now that its replacement is durable. Raises OSError."""
+    for path in _replaced(run):
+        if parse_replaced(path.name) == name:
+            why = "pruned" if path.parent == run.trash else "displaced"
+            settled = path.with_name(aside_name(name, why))
+            backend.rename(path, settled)
+            backend.sync_folder(path.parent)
+            if why == "displaced":
+                logger.warning("what had the name %s is not this run's, and is kept as %s", name, settled)
+
+
 def sweep_trash(run: RunFolder, backend: Backend) -> None:
-    """Give the trash's bytes back. What cannot be removed is named in a warning and tried again at the next sweep."""
-    for path in _children(run.trash):
+    """Give the trash's bytes back. What cannot be removed is named in a warning and tried again at the next sweep.
+
+    Raises OSError if the trash cannot be made durable first.
+    """
+    doomed = [path for path in _children(run.trash) if is_aside(path.name) and parse_replaced(path.name) is None]
+    if doomed:
+        # No byte goes before the move to the trash is durable: a power failure must not bring half a checkpoint back.
+        backend.sync_folder(run.trash)
+        backend.sync_folder(run.path)
+    for path in doomed:
         try:
             _remove_checkpoint(backend, path)
-        except OSError as error:
+        except (OSError, MilepostError) as error:
             logger.warning("%s could not be removed from the trash (%s); it is tried again later", path, error)
 
 
 def recover(run: RunFolder, backend: Backend) -> None:
-    """Clear what a killed run left behind: unfinished saves go, an unfinished replacement is reverted, trash is swept.
+    """Clear what a killed run left behind: unfinished saves go, unfinished replacements are reverted, trash is swept.
 
     Call it with the run's lock held. Raises OSError.
     """
     for path in _children(run.path):
         if is_staging(path.name) and not path.is_symlink():
             remove_tree(backend, path)
-    for path in _children(run.trash):
-        name = parse_replaced(path.name)
-        if name is not None and not (run.path / name).exists():
+        elif parse_step(path.name) is not None:
+            for draft in filter(_is_draft, _children(path)):
+                backend.remove_file(draft)
+    if replaced := _replaced(run):
+        # The replacement that is seen here may not be durable yet.
+        backend.sync_folder(run.path)
+    for path in replaced:
+        name = parse_replaced(path.name) or ""
+        if not os.path.lexists(run.path / name):
             backend.rename(path, run.path / name)
             backend.sync_folder(run.path)
+        else:
+            settle_replaced(run, backend, name)
     sweep_trash(run, backend)
 
 
@@ -90,26 +166,31 @@ def remove_tree(backend: Backend, path: Path) -> None:
 
 
 def _remove_checkpoint(backend: Backend, path: Path) -> None:
-    manifest = _manifest(path)
     if path.is_symlink() or not path.is_dir():
         return
-    if manifest is None:
+    try:
+        manifest = read_manifest(path)
+    except FileNotFoundError:
+        # The manifest goes last, so all that can be left is what a power failure brought back.
         remove_tree(backend, path)
         return
+    before = len(_children(path))
     for name in manifest.files:
         _remove_listed(backend, path, name)
     folders = {parent for name in manifest.files for parent in (path / name).parents if path in parent.parents}
     for folder in sorted(folders, key=lambda folder: -len(folder.parts)):
-        if folder.is_dir() and not _children(folder):
+        if folder.is_dir() and not folder.is_symlink() and not _children(folder):
             backend.remove_folder(folder)
-    left = [child.name for child in _children(path) if not child.name.startswith(MANIFEST)]
-    if left:
+    for draft in filter(_is_draft, _children(path)):
+        backend.remove_file(draft)
+    left = [child.name for child in _children(path) if child.name != MANIFEST]
+    if not left:
+        # Last: a sweep that was cut short still knows which files are its own.
+        backend.sync_folder(path)
+        backend.remove_file(path / MANIFEST)
+        backend.remove_folder(path)
+    elif len(left) + 1 < before:
         logger.warning("%s holds files that Milepost did not write; they are left there: %s", path, ", ".join(left))
-        return
-    # The manifest goes last: a sweep that was cut short still knows which files are its own.
-    for child in _children(path):
-        backend.remove_file(child)
-    backend.remove_folder(path)
 
 
 def _remove_listed(backend: Backend, path: Path, name: str) -> None:
@@ -128,6 +209,17 @@ def _move_all(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint
     if moved:
         backend.sync_folder(to)
         backend.sync_folder(run.path)
+
+
+def _replaced(run: RunFolder) -> list[Path]:
+    """What was moved aside and is not settled, the newest commit first."""
+    found = [path for path in (*_children(run.trash), *_children(run.path)) if parse_replaced(path.name) is not None]
+    manifests = {path: _manifest(path) for path in found}
+    return sorted(found, key=lambda path: -manifest.serial if (manifest := manifests[path]) else 0)
+
+
+def _is_draft(path: Path) -> bool:
+    return is_manifest_draft(path.name) and not stat.S_ISDIR(path.lstat().st_mode)
 
 
 def _manifest(path: Path) -> Manifest | None:

@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from milepost.errors import CorruptCheckpointError
+from milepost.errors import CorruptCheckpointError, UnsupportedStateError
 from milepost.records import TensorBytes
 from milepost.storage.digests import DigestingFile
 
 ALIGNMENT = 4096
 LOGICAL_KEY = "milepost_logical_dtypes"
+_METADATA = "__metadata__"
 _LONGEST_HEADER = 100_000_000
+_LARGEST = 2**63 - 1
+_MOST_DIMENSIONS = 1024
 _ITEM_SIZES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -44,13 +47,18 @@ class TensorFilePlan:
 
 
 def plan_tensor_file(tensors: Mapping[str, TensorBytes]) -> TensorFilePlan:
-    """Lay tensors out in one file: widest items first, so that each tensor is aligned to its own items."""
+    """Lay tensors out in one file: widest items first, so that each tensor is aligned to its own items.
+
+    Raises UnsupportedStateError for a name that the format cannot spell.
+    """
+    for name in filter(_unspeakable, tensors):
+        raise UnsupportedStateError(f"a tensor cannot be stored under the name {name!r}; rename it", path=name)
     order = sorted(tensors, key=lambda name: -_ITEM_SIZES[tensors[name].dtype])
     metadata = {"format": "pt"}
     logical = {name: tensors[name].logical for name in order if tensors[name].logical is not None}
     if logical:
         metadata[LOGICAL_KEY] = json.dumps(logical)
-    entries: dict[str, Any] = {"__metadata__": metadata}
+    entries: dict[str, Any] = {_METADATA: metadata}
     offset = 0
     for name in order:
         tensor = tensors[name]
@@ -86,6 +94,14 @@ def split_into_shards(tensors: Mapping[str, TensorBytes], most: int) -> list[dic
     return shards
 
 
+def _unspeakable(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return True
+    return name == _METADATA
+
+
 @dataclass(frozen=True, slots=True)
 class TensorPlace:
     """Where one tensor lies in a file: ``start`` and ``end`` are offsets from the file's beginning, in bytes."""
@@ -113,8 +129,10 @@ def read_header(path: Path) -> list[TensorPlace]:
 def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[TensorPlace]:
     """Check a header's text against the file's size, and give the places of its tensors."""
     try:
-        entries = json.loads(bytes(text))
-        metadata = entries.pop("__metadata__", {})
+        entries = json.loads(bytes(text).decode(), object_pairs_hook=_no_doubles)
+        metadata = entries.pop(_METADATA, {})
+        if not all(isinstance(value, str) for value in metadata.values()):
+            raise ValueError("its metadata are not all text")
         logical = json.loads(metadata.get(LOGICAL_KEY, "{}"))
         places = [_place(name, entry, 8 + len(text), logical.get(name)) for name, entry in entries.items()]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -138,6 +156,13 @@ def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]
         yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)
 
 
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 def _place(name: str, entry: Any, base: int, logical: Any) -> TensorPlace:
     dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if dtype not in _ITEM_SIZES:
@@ -145,6 +170,9 @@ def _place(name: str, entry: Any, base: int, logical: Any) -> TensorPlace:
     numbers = (*shape, start, end)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"tensor {name!r} has a shape or offset that is not a whole number")
+    # Bounded before they are multiplied: numbers of a million digits would take for ever.
+    if len(shape) > _MOST_DIMENSIONS or max(numbers) > _LARGEST:
+        raise ValueError(f"tensor {name!r} has more dimensions, or larger ones, than any file can hold")
     if end - start != math.prod(shape) * _ITEM_SIZES[dtype]:
         raise ValueError(f"tensor {name!r}: {end - start} bytes do not make {dtype} of shape {list(shape)}")
     if logical is not None and not isinstance(logical, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -14,6 +15,11 @@ from milepost.storage.digests import FileRecord, digest
 from milepost.storage.manifest import read_manifest
 
 VerifyLevel = Literal["digests", "sizes"]
+_REASONS = {
+    errno.ENOENT: "is missing",
+    errno.ELOOP: "is a symbolic link, and those are not followed",
+    errno.ENOTDIR: "does not lie in a folder (symbolic links are not followed)",
+}
 
 
 def verify_checkpoint(
@@ -51,8 +57,6 @@ def read_verified(
     try:
         with open(_open_plain(folder, name), "rb", buffering=0) as file:
             found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise _fault(folder, name, "is not a plain file")
             if found.st_size != record.size:
                 raise _fault(folder, name, f"has {found.st_size} bytes, the manifest says {record.size}")
             if not digests and into is None:
@@ -68,7 +72,7 @@ def read_verified(
                     raise _fault(folder, name, f"differs from its digest between bytes {start} and {start + length}")
                 yield length
     except OSError as error:
-        raise _fault(folder, name, f"cannot be read ({error.strerror})") from error
+        raise _fault(folder, name, _REASONS.get(error.errno or 0, f"cannot be read ({error.strerror})")) from error
 
 
 def _fill(file: FileIO, chunk: memoryview, folder: Path, name: str) -> None:
@@ -90,11 +94,14 @@ def _open_plain(folder: Path, name: str) -> int:
             os.close(at)
         at = inner
     try:
-        return os.open(name.rsplit("/", 1)[-1], flags | os.O_NONBLOCK, dir_fd=at)
-    except FileNotFoundError:
-        raise _fault(folder, name, "is missing") from None
+        # Not blocking: opening a named pipe would wait for its writer.
+        descriptor = os.open(name.rsplit("/", 1)[-1], flags | os.O_NONBLOCK, dir_fd=at)
     finally:
         os.close(at)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise _fault(folder, name, "is not a plain file")
+    return descriptor
 
 
 def _fault(folder: Path, name: str, what: str) -> CorruptCheckpointError:

@@ -24,7 +24,7 @@ class Backend(Protocol):
 
     Contract: ``rename`` is atomic (seen before or after, never between) and refuses, with FileExistsError or
     OSError(ENOTEMPTY), a target folder that is not empty; a file that is the target is replaced. Names become
-    durable with ``sync_folder`` of the folder that holds them. Nothing follows a symbolic link at a path's end.
+    durable with ``sync_folder`` of the folder that holds them. No change follows a symbolic link at a path's end.
     """
 
     def create(self, path: Path) -> WritableFile:
