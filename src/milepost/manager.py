@@ -134,11 +134,13 @@ class CheckpointManager:
             self._step = origin.checkpoint.step
             self._seconds = origin.manifest.seconds
             if origin.inside:
-                if wanted != "auto":
-                    self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
                 self._saver.run_id = origin.checkpoint.run_id
                 self._keeper.resumed_from = origin.checkpoint.id
                 self._resumed_step = self._step
+                if wanted == "auto":
+                    self._saver.tidy()
+                else:
+                    self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
             logger.info("resumed from %s", origin.checkpoint.path)
         self._clock_zero = time.monotonic() - self._seconds
         self._begun = True

@@ -96,6 +96,10 @@ class Saver:
             raise CheckpointNotFoundError(f"{self._run.path} has no checkpoint of step {step}", step=step)
         self._writer.submit(lambda: self._change(step, fields))
 
+    def tidy(self) -> None:
+        """Ask the rules again, for what a run that was killed between a commit and its pruning left."""
+        self._writer.submit(lambda: self._keeper.tidy(self.run_id))
+
     def wait(self) -> None:
         """Return when nothing is under way."""
         self._writer.wait()

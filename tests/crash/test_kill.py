@@ -1,4 +1,4 @@
-"""SIGKILL at every operation of a save, and at any instant of training: the run goes on bit for bit, nothing is left."""
+"""SIGKILL at every operation of a save and at any instant of training: the run goes on bit for bit, nothing stays."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.job import LAST_STEP, RESULT
 
 from milepost.storage.catalog import read_catalog
 from milepost.storage.verify import verify_checkpoint
-from tests.crash.job import LAST_STEP, RESULT
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.manager.training import Run, damage, same, step_folders
 
 from milepost import CheckpointManager, EverySteps, KeepLast
 from milepost.errors import (
@@ -20,7 +21,6 @@ from milepost.errors import (
     UnsupportedFormatError,
 )
 from milepost.storage.digests import digest
-from tests.manager.training import Run, damage, same, step_folders
 
 DAMAGES = ["no training state", "empty weights", "flipped bit", "truncated manifest", "no manifest"]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.manager.training import Run, same, step_folders
 from torch import nn
 
 from milepost import AtEpochEnd, AtSteps, CheckpointManager, EverySteps, First, KeepBest, KeepLast, LogSpaced
@@ -23,7 +24,6 @@ from milepost.errors import (
     UnsupportedStateError,
 )
 from milepost.storage.backend import LocalBackend
-from tests.manager.training import Run, same, step_folders
 
 
 class FailingBackend(LocalBackend):
