@@ -99,6 +99,7 @@ def put_back(backend: Backend, aside: Path, final: Path) -> None:
     with contextlib.suppress(OSError):
         if os.path.lexists(aside) and not os.path.lexists(final):
             backend.rename(aside, final)
+            backend.sync_folder(final.parent)
 
 
 def settle_replaced(run: RunFolder, backend: Backend, name: str) -> None:
@@ -121,8 +122,7 @@ def sweep_trash(run: RunFolder, backend: Backend) -> None:
     doomed = [path for path in _children(run.trash) if is_aside(path.name) and parse_replaced(path.name) is None]
     if doomed:
         # No byte goes before the move to the trash is durable: a power failure must not bring half a checkpoint back.
-        backend.sync_folder(run.trash)
-        backend.sync_folder(run.path)
+        _sync_moves(run, backend)
     for path in doomed:
         try:
             _remove_checkpoint(backend, path)
@@ -142,8 +142,8 @@ def recover(run: RunFolder, backend: Backend) -> None:
             for draft in filter(_is_draft, _children(path)):
                 backend.remove_file(draft)
     if replaced := _replaced(run):
-        # The replacement that is seen here may not be durable yet.
-        backend.sync_folder(run.path)
+        # What is seen here may not be durable yet: neither the move aside nor, with it, the replacement.
+        _sync_moves(run, backend)
     for path in replaced:
         name = parse_replaced(path.name) or ""
         if not os.path.lexists(run.path / name):
@@ -209,6 +209,13 @@ def _move_all(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint
     if moved:
         backend.sync_folder(to)
         backend.sync_folder(run.path)
+
+
+def _sync_moves(run: RunFolder, backend: Backend) -> None:
+    # Where things went first, then where they were: at no moment are they durable in neither.
+    if run.trash.is_dir() and not run.trash.is_symlink():
+        backend.sync_folder(run.trash)
+    backend.sync_folder(run.path)
 
 
 def _replaced(run: RunFolder) -> list[Path]:

@@ -1,0 +1,136 @@
+"""Whenever the power fails, the older checkpoint is whole, and nothing incomplete passes for a checkpoint."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from milepost.storage.backend import Backend
+from milepost.storage.catalog import read_catalog
+from milepost.storage.commit import rewrite_manifest
+from milepost.storage.layout import MANIFEST, RunFolder
+from milepost.storage.sweep import prune, recover, release_superseded, supersede, sweep_trash
+from tests.faults import FaultyBackend, Killed, UnsyncedBackend
+from tests.power import PowerModel, Tree, materialise
+from tests.storage.samples import OTHER_RUN, assert_sound, assert_whole, debris, save
+
+
+def _commit(folder: Path, backend: Backend) -> None:
+    save(folder, 4, backend)
+
+
+def _replace(folder: Path, backend: Backend) -> None:
+    save(folder, 4, backend, serial=6, assets={})
+    sweep_trash(RunFolder(folder), backend)
+
+
+def _prune(folder: Path, backend: Backend) -> None:
+    prune(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:])
+    sweep_trash(RunFolder(folder), backend)
+
+
+def _rewind(folder: Path, backend: Backend) -> None:
+    supersede(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:])
+    save(folder, 3, backend, serial=8, assets={})
+    release_superseded(RunFolder(folder), backend, 8)
+    sweep_trash(RunFolder(folder), backend)
+
+
+def _record_metrics(folder: Path, backend: Backend) -> None:
+    rewrite_manifest(backend, folder / "step_2", lambda manifest: replace(manifest, metrics={"loss": 0.5}))
+
+
+# What is there before, what is done, and the steps that must be whole whatever happens.
+STORIES: dict[str, tuple[list[dict[str, object]], Callable[[Path, Backend], None], list[int]]] = {
+    "commit": ([{"step": 2}], _commit, [2]),
+    "replace our own": ([{"step": 2}, {"step": 4}], _replace, [2, 4]),
+    "replace another run's": ([{"step": 2}, {"step": 4, "run_id": OTHER_RUN}], _replace, [2, 4]),
+    "prune": ([{"step": 2}, {"step": 4}, {"step": 6}], _prune, [2]),
+    "rewind": ([{"step": 2}, {"step": 4}, {"step": 6}], _rewind, [2]),
+    "record metrics": ([{"step": 2}], _record_metrics, [2]),
+}
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_after_a_power_failure_at_any_moment_the_older_checkpoint_is_whole(tmp_path: Path, story: str) -> None:
+    before, action, survivors = STORIES[story]
+    folder = _prepared(tmp_path, before)
+    model = PowerModel(folder)
+    action(folder, model)
+    for number, tree in enumerate(model.trees.values()):
+        _check(tree, tmp_path / str(number), survivors)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_after_a_kill_a_recovery_and_a_power_failure_the_older_checkpoint_is_whole(tmp_path: Path, story: str) -> None:
+    before, action, survivors = STORIES[story]
+    prepared = _prepared(tmp_path, before)
+    trees = {}
+    for at in itertools.count(1):
+        folder = tmp_path / f"killed at {at}"
+        shutil.copytree(prepared, folder)
+        model = PowerModel(folder)
+        try:
+            action(folder, FaultyBackend(model, at=at, fault="die"))
+        except Killed:
+            model.trees.clear()
+            recover(RunFolder(folder), model)
+            trees.update({_likeness(tree): tree for tree in model.trees.values()})
+        else:
+            break
+    assert at > 4
+    for number, tree in enumerate(trees.values()):
+        _check(tree, tmp_path / str(number), survivors)
+
+
+def test_the_model_loses_what_was_not_synced(tmp_path: Path) -> None:
+    model = PowerModel(tmp_path)
+    file = model.create(tmp_path / "file")
+    file.write(b"ab")
+    assert [tree for tree in model.trees.values()] == [{}, {"file": b""}, {"file": b"a"}, {"file": b"ab"}]
+    file.sync()
+    model.trees.clear()
+    model.sync_folder(tmp_path)
+    assert list(model.trees.values()) == [{"file": b"ab"}]
+    file.close()
+
+
+def _prepared(tmp_path: Path, before: list[dict[str, object]]) -> Path:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    for given in before:
+        save(folder, **{"assets": {}, **given})  # type: ignore[arg-type]
+    return folder
+
+
+def _likeness(tree: Tree) -> object:
+    """The same for trees that differ in random names, in times, or in an unfinished folder's content only."""
+
+    def shape(tree: Tree) -> object:
+        return tuple((re.sub(r"-[0-9a-f]{8}$", "", name), content(name, node)) for name, node in tree.items())
+
+    def content(name: str, node: Tree | bytes) -> object:
+        if isinstance(node, dict):
+            return () if ".staging-" in name else shape(node)
+        return node.endswith(b"\n") if name == MANIFEST else node
+
+    return shape(tree)
+
+
+def _check(tree: Tree, folder: Path, survivors: list[int]) -> None:
+    materialise(tree, folder)
+    catalog = assert_sound(folder)
+    # What a failed replacement moved aside may be there only after recovery; the newest of the others always is.
+    assert catalog.at(survivors[0]) is not None
+    recover(RunFolder(folder), UnsyncedBackend())
+    assert_sound(folder)
+    assert [name for name in debris(folder) if name != ".superseded" and ".displaced-" not in name] == []
+    for step in survivors:
+        assert_whole(folder, step)
+    shutil.rmtree(folder)
