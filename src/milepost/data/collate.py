@@ -38,6 +38,7 @@ class PaddingCollator:
         raise ConfigError("the tokenizer has neither a padding token nor an end token", key="tokenizer")
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """The batch of ``rows``, each with ``input_ids`` and ``labels`` of one length."""
         lengths = [len(row["input_ids"]) for row in rows]
         multiple = self.pad_to_multiple_of or 1
         shape = len(rows), -(-max(lengths) // multiple) * multiple

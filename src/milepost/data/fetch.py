@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-import numpy as np
-import torch
 from torch.utils.data import Dataset
 
+from milepost.data.generators import seed_generators, untouched_generators
 from milepost.data.order import BATCHES, SAMPLES, nth_word, stream_key
 
 Request = tuple[int, list[int]]
@@ -51,26 +48,3 @@ class Fetch(Dataset[Any]):
                 rows.append(self._dataset[index])
             seed_generators(nth_word(stream_key(self._seed, epoch, BATCHES), indices[0]))
             return self._collate(rows)
-
-
-@contextlib.contextmanager
-def untouched_generators() -> Iterator[None]:
-    """While it lasts, the global CPU generators of Python, NumPy and torch may be seeded and drawn from at will.
-
-    Afterwards they are where they were, also after an exception.
-    """
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-
-
-def seed_generators(seed: int) -> None:
-    """Seed the global CPU generators of Python, NumPy and torch with a number in 0 … 2**64-1."""
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    # torch.manual_seed would seed every accelerator too, which nothing puts back, and takes 100 times as long.
-    torch.default_generator.manual_seed(seed)

@@ -157,16 +157,11 @@ def tokenize_rows(
     if not read:
         raise ConfigError(f"{source} has no rows", key="dataset")
     dropped = read - len(lengths)
+    why = "their answers are empty" if max_length is None else f"nothing of their answers is within {max_length} tokens"
     if not lengths:
-        raise ConfigError(
-            f"{source}: none of its {read} rows has anything of its answer within max_length={max_length} tokens",
-            key="max_length",
-            value=max_length,
-        )
+        raise ConfigError(f"{source}: none of its {read} rows can be used: {why}", key="max_length", value=max_length)
     if dropped:
-        logger.warning(
-            "%s: dropped %d of %d rows, which have no answer within %s tokens", source, dropped, read, max_length
-        )
+        logger.warning("%s: dropped %d of %d rows: %s", source, dropped, read, why)
     return TokenizedDataset(ids, labels, lengths, dropped=dropped)
 
 
