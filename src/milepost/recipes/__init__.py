@@ -1,0 +1,1 @@
+"""Recipes: complete, readable programs that fine-tune language models, and their configurations."""

@@ -1,0 +1,101 @@
+"""One grammar for rules in YAML and on the command line: ``{every_n_train_steps: 500}``, ``{last: 2}`` and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from milepost.errors import ConfigError
+from milepost.policy.retention import KeepBest, KeepEvery, KeepLast, KeepRule
+from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced, SaveSchedule
+from milepost.recipes.spelling import nearest
+
+_SCHEDULES: dict[str, Callable[[Any], SaveSchedule]] = {
+    "every_n_train_steps": EverySteps,
+    "at_steps": AtSteps,
+    "log_spaced": lambda value: LogSpaced(**_settings(value, "log_spaced", ("first", "factor"))),
+    "every_minutes": EveryMinutes,
+    "at_epoch_end": lambda value: _flag(value, "at_epoch_end", AtEpochEnd),
+    "first": lambda value: _flag(value, "first", First),
+}
+_KEEPERS: dict[str, Callable[[Any, Mapping[str, Any]], KeepRule]] = {
+    "last": lambda value, rest: KeepLast(value),
+    "best": lambda value, rest: KeepBest(value, **rest),
+    "every": lambda value, rest: KeepEvery(value),
+}
+_KEEPER_SETTINGS = {"last": (), "best": ("metric", "mode"), "every": ()}
+
+
+def schedules(rules: Any, key: str) -> list[SaveSchedule]:
+    """Schedules from a whole number (every so many steps), one rule, or a list of rules.
+
+    Raises ConfigError naming ``key`` and the rule.
+    """
+    if isinstance(rules, int) and not isinstance(rules, bool):
+        rules = {"every_n_train_steps": rules}
+    items = rules if isinstance(rules, Sequence) and not isinstance(rules, str) else [rules]
+    return [_schedule(item, f"{key}[{at}]" if items is rules else key) for at, item in enumerate(items)]
+
+
+def keep_rules(rules: Any, key: str) -> list[KeepRule]:
+    """Keep rules from a list of them. Raises ConfigError naming ``key`` and the rule."""
+    if not isinstance(rules, Sequence) or isinstance(rules, str):
+        raise ConfigError(f"{key}: {rules!r} must be a list of rules such as [{{last: 2}}]", key=key, value=rules)
+    return [_keeper(item, f"{key}[{at}]") for at, item in enumerate(rules)]
+
+
+def _schedule(item: Any, key: str) -> SaveSchedule:
+    if not isinstance(item, Mapping) or len(item) != 1:
+        raise ConfigError(
+            f"{key}: {item!r} must be one rule such as {{every_n_train_steps: 500}}; there are {', '.join(_SCHEDULES)}",
+            key=key,
+            value=item,
+        )
+    ((name, value),) = item.items()
+    make = _SCHEDULES.get(name)
+    if make is None:
+        raise ConfigError(f"{key}: there is no rule {name!r}{nearest(name, _SCHEDULES)}", key=key, value=item)
+    return _made(lambda: make(value), key, item)
+
+
+def _keeper(item: Any, key: str) -> KeepRule:
+    names = [name for name in item if name in _KEEPERS] if isinstance(item, Mapping) else []
+    if len(names) != 1:
+        raise ConfigError(
+            f"{key}: {item!r} must be one rule such as {{last: 2}} or {{best: 1, metric: val_loss}}; there are "
+            f"{', '.join(_KEEPERS)}",
+            key=key,
+            value=item,
+        )
+    name = names[0]
+    rest = {other: value for other, value in item.items() if other != name}
+    for other in rest:
+        if other not in _KEEPER_SETTINGS[name]:
+            raise ConfigError(
+                f"{key}: the rule {name!r} has no setting {other!r}{nearest(other, _KEEPER_SETTINGS[name])}",
+                key=key,
+                value=item,
+            )
+    return _made(lambda: _KEEPERS[name](item[name], rest), key, item)
+
+
+def _made(make: Callable[[], Any], key: str, item: Any) -> Any:
+    try:
+        return make()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{key}: {error}", key=key, value=item) from error
+
+
+def _settings(value: Any, rule: str, known: Sequence[str]) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{rule}: {value!r} must name its settings: {{{', '.join(f'{name}: …' for name in known)}}}")
+    for name in value:
+        if name not in known:
+            raise ValueError(f"{rule} has no setting {name!r}{nearest(str(name), known)}")
+    return dict(value)
+
+
+def _flag(value: Any, rule: str, make: Callable[[], SaveSchedule]) -> SaveSchedule:
+    if value is not True:
+        raise ValueError(f"{rule}: {value!r} must be true; leave the rule out instead")
+    return make()
