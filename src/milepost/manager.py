@@ -268,7 +268,7 @@ class CheckpointManager:
         if self._begun:
             return
         catalog = read_catalog(self.folder)
-        found = [path.name for path in (*(c.path for c in catalog.checkpoints), *(d.path for d in catalog.damaged))]
+        found = [path.name for path in catalog.folders.values()]
         if found:
             raise CheckpointExistsError(
                 f"{self.folder} already holds checkpoints ({', '.join(found[-3:])}). Call resume() before the first "

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from milepost.errors import ConfigError
 from milepost.policy.retention import KeepBest, KeepEvery, KeepLast, KeepRule
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced, SaveSchedule
 from milepost.recipes.spelling import nearest
+
+T = TypeVar("T")
 
 _SCHEDULES: dict[str, Callable[[Any], SaveSchedule]] = {
     "every_n_train_steps": EverySteps,
@@ -79,7 +81,7 @@ def _keeper(item: Any, key: str) -> KeepRule:
     return _made(lambda: _KEEPERS[name](item[name], rest), key, item)
 
 
-def _made(make: Callable[[], Any], key: str, item: Any) -> Any:
+def _made(make: Callable[[], T], key: str, item: Any) -> T:
     try:
         return make()
     except (TypeError, ValueError) as error:
@@ -99,3 +101,20 @@ def _flag(value: Any, rule: str, make: Callable[[], SaveSchedule]) -> SaveSchedu
     if value is not True:
         raise ValueError(f"{rule}: {value!r} must be true; leave the rule out instead")
     return make()
+
+
+def stored_keep_rules(values: Mapping[str, Any]) -> list[KeepRule]:
+    """The keep rules of a configuration that was stored in a checkpoint, read without checking the rest of it.
+
+    Raises ConfigError if they cannot be understood.
+    """
+    section = values.get("checkpoint")
+    rules = keep_rules((section.get("keep") if isinstance(section, Mapping) else None) or [], "checkpoint.keep")
+    last, best = values.get("keep_last_n_checkpoints"), values.get("keep_best_n_checkpoints")
+    if last is not None and last != -1:
+        rules.append(_keeper({"last": last}, "keep_last_n_checkpoints"))
+    if best is not None:
+        metric = values.get("best_metric") or ("val_loss" if values.get("validation_dataset") else "loss")
+        rule = {"best": best, "metric": metric, "mode": values.get("best_mode", "min")}
+        rules.append(_keeper(rule, "keep_best_n_checkpoints"))
+    return rules

@@ -29,6 +29,12 @@ class Catalog:
         return next((checkpoint for checkpoint in self.checkpoints if checkpoint.step == step), None)
 
     @property
+    def folders(self) -> dict[int, Path]:
+        """The folder of every step that has a manifest, readable or not."""
+        whole = {checkpoint.step: checkpoint.path for checkpoint in self.checkpoints}
+        return {**{entry.step: entry.path for entry in self.damaged}, **whole}
+
+    @property
     def newest(self) -> Checkpoint | None:
         """The one committed last, whatever its step."""
         return self.checkpoints[-1] if self.checkpoints else None

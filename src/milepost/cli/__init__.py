@@ -1,0 +1,1 @@
+"""The command line: one file a verb. Nothing here imports torch before a verb that trains needs it."""

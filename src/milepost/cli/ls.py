@@ -1,0 +1,128 @@
+"""``milepost ls``: the checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from milepost.cli.reporting import age, existing_run, jsonable, print_json, reports_errors, score
+from milepost.quantities import format_size
+from milepost.records import Checkpoint
+from milepost.storage.catalog import Catalog, read_catalog
+
+
+@reports_errors
+def ls(
+    run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir).")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List a run's checkpoints, the newest last: step, epoch, age, size, level, scores, and why each is kept.
+
+    Example: milepost ls runs/quickstart
+    """
+    folder = existing_run(run_dir)
+    catalog = read_catalog(folder)
+    why = _reasons(catalog)
+    if as_json:
+        print_json(_as_json(catalog, why))
+    elif not (catalog.checkpoints or catalog.damaged or catalog.ignored):
+        typer.echo(f"{folder} has no checkpoints.")
+    else:
+        _print_table(folder, catalog, why)
+
+
+def _reasons(catalog: Catalog) -> dict[str, tuple[str, ...]]:
+    """Why each checkpoint is kept, by the rules of the newest one's stored configuration, if it has one."""
+    from milepost.policy.retention import Facts, plan_retention
+
+    newest = catalog.newest
+    if newest is None:
+        return {}
+    rules = _stored_rules(newest)
+    plan = plan_retention(catalog.checkpoints, rules or (), Facts(run_id=newest.run_id))
+    unknown = ("no rule: all are kept",)
+    return {
+        decision.checkpoint.id: () if rules is None and decision.reasons == unknown else decision.reasons
+        for decision in plan.decisions
+    }
+
+
+def _stored_rules(newest: Checkpoint) -> Sequence[Any] | None:
+    import yaml
+
+    from milepost.errors import MilepostError
+    from milepost.recipes.rules import stored_keep_rules
+    from milepost.storage.manifest import read_manifest
+    from milepost.storage.reader import read_text
+
+    if newest.config is None:
+        return None
+    try:
+        values = yaml.safe_load(read_text(newest.path, newest.config, read_manifest(newest.path)))
+        return stored_keep_rules(values) if isinstance(values, dict) else None
+    except (MilepostError, OSError, KeyError, ValueError, yaml.YAMLError):
+        # A listing is no place to fail over a file beside the weights; `verify` names it.
+        return None
+
+
+def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("step", "epoch", "age", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("level", no_wrap=True)
+    metrics = list(dict.fromkeys(name for checkpoint in catalog.checkpoints for name in sorted(checkpoint.metrics)))
+    for name in metrics:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("kept because", overflow="fold")
+    for checkpoint in catalog.checkpoints:
+        scores = [score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics]
+        table.add_row(
+            str(checkpoint.step),
+            "" if checkpoint.epoch is None else str(checkpoint.epoch),
+            age(checkpoint.created),
+            format_size(checkpoint.size),
+            checkpoint.level.value,
+            *scores,
+            "; ".join(why[checkpoint.id]),
+        )
+    console = Console(highlight=False)
+    if catalog.checkpoints:
+        console.print(table)
+    total = sum(checkpoint.size for checkpoint in catalog.checkpoints)
+    console.print(
+        f"{len(catalog.checkpoints)} checkpoints, {format_size(total)} in {folder}", soft_wrap=True, markup=False
+    )
+    for entry in catalog.damaged:
+        console.print(f"damaged: {entry.path.name}: {entry.reason}", soft_wrap=True, markup=False)
+    for entry in catalog.ignored:
+        console.print(f"no checkpoint: {entry.path.name}: {entry.reason}", soft_wrap=True, markup=False)
+
+
+def _as_json(catalog: Catalog, why: dict[str, tuple[str, ...]]) -> dict[str, Any]:
+    return {
+        "checkpoints": [
+            {
+                "step": checkpoint.step,
+                "path": str(checkpoint.path),
+                "epoch": checkpoint.epoch,
+                "created": checkpoint.created,
+                "size": checkpoint.size,
+                "level": checkpoint.level.value,
+                "metrics": {name: jsonable(value) for name, value in checkpoint.metrics.items()},
+                "saved_because": list(checkpoint.reasons),
+                "kept_because": list(why[checkpoint.id]),
+                "pinned": checkpoint.pinned,
+                "serial": checkpoint.serial,
+                "run_id": checkpoint.run_id,
+            }
+            for checkpoint in catalog.checkpoints
+        ],
+        "damaged": [{"path": str(entry.path), "reason": entry.reason} for entry in catalog.damaged],
+        "ignored": [{"path": str(entry.path), "reason": entry.reason} for entry in catalog.ignored],
+    }

@@ -1,0 +1,65 @@
+"""``milepost verify``: are the bytes what the manifests say?"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from milepost.cli.choosing import checkpoint_folder
+from milepost.cli.reporting import FAILURE, existing_run, print_json, reports_errors
+from milepost.storage.catalog import read_catalog
+from milepost.storage.verify import verify_checkpoint
+
+
+@reports_errors
+def verify(
+    run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir).")],
+    step: Annotated[int | None, typer.Argument(help="One checkpoint's step; all of them by default.")] = None,
+    sizes: Annotated[bool, typer.Option("--sizes", help="Compare sizes only, which reads nothing.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Compare every file of a run's checkpoints with the digests in their manifests. Exit status 1 if any differs.
+
+    Example: milepost verify runs/quickstart
+    """
+    run = existing_run(run_dir)
+    if step is None:
+        catalog = read_catalog(run)
+        total = sum(checkpoint.size for checkpoint in catalog.checkpoints)
+        folders = [catalog.folders[known] for known in sorted(catalog.folders)]
+    else:
+        folders, total = [checkpoint_folder(run, step)], 0
+        total = sum(path.stat().st_size for path in folders[0].rglob("*") if path.is_file())
+    with _progress(total, shown=not as_json and not sizes) as on_bytes:
+        problems = {
+            folder: verify_checkpoint(folder, level="sizes" if sizes else "digests", on_bytes=on_bytes)
+            for folder in folders
+        }
+    if as_json:
+        print_json([{"path": str(folder), "problems": found} for folder, found in problems.items()])
+    else:
+        for folder, found in problems.items():
+            typer.echo(f"{folder.name}: {'; '.join(found) or 'whole'}")
+        if not problems:
+            typer.echo(f"{run} has no checkpoints.")
+    if any(problems.values()):
+        raise typer.Exit(FAILURE)
+
+
+@contextmanager
+def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
+    if not shown or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("reading", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("reading", total=total)
+        yield lambda count: progress.advance(task, count)
