@@ -88,7 +88,7 @@ class FaultyBackend:
         if self.fault == "die":
             raise Killed(f"at operation {number}, {name}")
         assert isinstance(self.fault, int)
-        raise OSError(self.fault, os.strerror(self.fault), str(arguments[0]) if name != "write" else None)
+        raise OSError(self.fault, os.strerror(self.fault), *[str(path) for path in arguments[:1] if isinstance(path, Path)])
 
 
 class FaultyFile:

@@ -41,7 +41,7 @@ class Change:
 
 
 class PowerModel(UnsyncedBackend):
-    """Does every operation in ``root``, and knows what a power failure would leave (``trees``, collected after each)."""
+    """Does every operation in ``root``, and knows what a power failure at each would leave (``trees``)."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
