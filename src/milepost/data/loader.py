@@ -209,15 +209,22 @@ class _Pass:
         size = self._loader.batch_size
         yielded, self._sample_ids = self._sample_ids[:size], self._sample_ids[size:]
         if not len(self._sample_ids):
-            self._inner = None
+            self._let_go()
         self._loader._consumed(yielded)
         return batch
 
     def retire(self, reason: str) -> None:
         if self._inner is not None:
             self._retired = reason
-            # Letting go of torch's iterator is what stops its workers.
-            self._inner = None
+            self._let_go()
+
+    def _let_go(self) -> None:
+        # Not left to the end of its last reference: a traceback may hold one, and workers that only the garbage
+        # collector reaches take torch ten seconds to stop. Persistent workers serve the next pass too.
+        stop = getattr(self._inner, "_shutdown_workers", None)
+        self._inner = None
+        if stop is not None and not self._loader._inner.persistent_workers:
+            stop()
 
 
 class _Requests:
