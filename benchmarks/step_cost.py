@@ -60,7 +60,8 @@ def main() -> int:
         print(json.dumps({"steps": STEPS, "repeats": REPEATS, "limit_us": LIMIT, "rows": rows}))
     else:
         for name, row in rows.items():
-            print(f"{name:36} {row['median_us']:6.2f} µs  ({row['least_us']:.2f} to {row['most_us']:.2f}), limit {LIMIT}")
+            spread = f"{row['least_us']:.2f} to {row['most_us']:.2f}"
+            print(f"{name:36} {row['median_us']:6.2f} µs  ({spread}), limit {LIMIT}")
     return 0 if all(row["median_us"] < LIMIT for row in rows.values()) else 1
 
 

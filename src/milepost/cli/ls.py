@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from milepost.cli.reporting import age, existing_run, jsonable, print_json, reports_errors, score
+from milepost.cli.table import table
 from milepost.quantities import format_size
 from milepost.records import Checkpoint
 from milepost.storage.catalog import Catalog, read_catalog
@@ -69,39 +70,30 @@ def _stored_rules(newest: Checkpoint) -> Sequence[Any] | None:
 
 
 def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("step", "epoch", "age", "size"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("level", no_wrap=True)
     metrics = list(dict.fromkeys(name for checkpoint in catalog.checkpoints for name in sorted(checkpoint.metrics)))
-    for name in metrics:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("kept because", overflow="fold")
-    for checkpoint in catalog.checkpoints:
-        scores = [score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics]
-        table.add_row(
+    rows = [
+        (
             str(checkpoint.step),
             "" if checkpoint.epoch is None else str(checkpoint.epoch),
             age(checkpoint.created),
             format_size(checkpoint.size),
             checkpoint.level.value,
-            *scores,
+            *(score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics),
             "; ".join(why[checkpoint.id]),
         )
-    console = Console(highlight=False)
-    if catalog.checkpoints:
-        console.print(table)
-    total = sum(checkpoint.size for checkpoint in catalog.checkpoints)
-    console.print(
-        f"{len(catalog.checkpoints)} checkpoints, {format_size(total)} in {folder}", soft_wrap=True, markup=False
+        for checkpoint in catalog.checkpoints
+    ]
+    lines = (
+        table(("step", "epoch", "age", "size", "level", *metrics, "kept because"), rows, left=("level",))
+        if rows
+        else []
     )
-    for entry in catalog.damaged:
-        console.print(f"damaged: {entry.path.name}: {entry.reason}", soft_wrap=True, markup=False)
-    for entry in catalog.ignored:
-        console.print(f"no checkpoint: {entry.path.name}: {entry.reason}", soft_wrap=True, markup=False)
+    total = sum(checkpoint.size for checkpoint in catalog.checkpoints)
+    count = len(catalog.checkpoints)
+    lines.append(f"{count} checkpoint{'' if count == 1 else 's'}, {format_size(total)} in {folder}")
+    lines += [f"damaged: {entry.path.name}: {entry.reason}" for entry in catalog.damaged]
+    lines += [f"no checkpoint: {entry.path.name}: {entry.reason}" for entry in catalog.ignored]
+    typer.echo("\n".join(lines))
 
 
 def _as_json(catalog: Catalog, why: dict[str, tuple[str, ...]]) -> dict[str, Any]:
