@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -10,6 +10,11 @@ from torch.nn import functional
 
 Batch = Mapping[str, torch.Tensor]
 IGNORED = -100
+
+
+def all_tokens(batch: Batch) -> int:
+    """How many tokens of a batch the model reads, padding aside."""
+    return int(batch["attention_mask"].sum())
 
 
 def label_tokens(batch: Batch) -> int:
@@ -40,7 +45,7 @@ def accumulate_gradients(model: nn.Module, window: Sequence[Batch], device: torc
 
 
 @torch.no_grad()
-def validation_loss(model: nn.Module, batches: Sequence[Batch], device: torch.device) -> float:
+def validation_loss(model: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
     """Mean loss over all label tokens of the batches. Dropout is off, so no generator is drawn from."""
     total, tokens = 0.0, 0
     was_training = model.training

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from milepost.errors import ConfigError
+from milepost.recipes.huggingface import first_line
 from milepost.recipes.seeding import seed_everything
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """While it lasts, transformers shows no progress bars and warns of nothing: the recipe says what matters."""
-    bars, verbosity = transformers.utils.logging.is_progress_bar_enabled(), transformers.logging.get_verbosity()
-    transformers.utils.logging.disable_progress_bar()
-    transformers.logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        transformers.logging.set_verbosity(verbosity)
-        if bars:
-            transformers.utils.logging.enable_progress_bar()
 
 
 def find_source(name: str, key: str, needed_file: str) -> str:
@@ -57,15 +41,15 @@ def find_source(name: str, key: str, needed_file: str) -> str:
     return name
 
 
-def pretrained_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+def pretrained_model(source: str, dtype: torch.dtype, attention: str | None = None) -> PreTrainedModel:
     """The model of a folder or of the Hub, in the given dtype, on the CPU. Raises ConfigError if it cannot be had."""
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, local_files_only=Path(source).is_dir()
+            source, dtype=dtype, attn_implementation=attention, local_files_only=Path(source).is_dir()
         )
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ConfigError(
-            f"model.path: no causal language model could be loaded from {source} ({_first_line(error)}).",
+            f"model.path: no causal language model could be loaded from {source} ({first_line(error)}).",
             key="model.path",
             value=source,
         ) from error
@@ -73,7 +57,12 @@ def pretrained_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def fresh_model(
-    fields: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype, seed: int
+    fields: Mapping[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+    *,
+    seed: int,
+    attention: str | None = None,
 ) -> PreTrainedModel:
     """A model with random weights, a function of its configuration and the seed.
 
@@ -85,10 +74,12 @@ def fresh_model(
     try:
         config = AutoConfig.for_model(kind, **fields)
         seed_everything(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=attention
+        )
     except (ValueError, KeyError, TypeError, RuntimeError, ZeroDivisionError) as error:
         raise ConfigError(
-            f"model.config: transformers makes no causal language model of it ({_first_line(error)}).",
+            f"model.config: transformers makes no causal language model of it ({first_line(error)}).",
             key="model.config",
             value=dict(fields),
         ) from error
@@ -99,7 +90,7 @@ def fresh_model(
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raise ConfigError if the tokenizer has ids that the model has no embedding for."""
-    rows = model.get_input_embeddings().num_embeddings
+    rows = int(model.get_input_embeddings().weight.size(0))  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise ConfigError(
             f"the tokenizer has {len(tokenizer):,} tokens and the model's embedding only {rows:,} rows. Use the "
@@ -115,7 +106,3 @@ def _from_tokenizer(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
     }
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__

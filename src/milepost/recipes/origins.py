@@ -7,8 +7,8 @@ is refused within a second.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,27 @@ from milepost.errors import (
 )
 from milepost.policy.resuming import resume_candidates
 from milepost.records import Checkpoint
+from milepost.storage.backend import LocalBackend
 from milepost.storage.catalog import find_checkpoint, read_catalog
 from milepost.storage.layout import STATE_TREE, is_reserved
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.reader import read_text
-from milepost.storage.verify import read_verified
+from milepost.storage.run import open_run
+from milepost.storage.verify import read_verified, verify_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A checkpoint to go on from: its configuration (YAML), and the small facts that the recipe keeps in its state."""
+    """A checkpoint to go on from: its configuration (YAML), its data's fingerprint, and its run's length in steps.
+
+    ``changed`` are the settings that are meant to differ now.
+    """
 
     checkpoint: Checkpoint
     configuration: str | None
-    data: Mapping[str, str]
-    planned_for: int
+    data: str
     budget: int
+    changed: tuple[str, ...] = ()
 
 
 def find_origin(folder: Path, source: str | int) -> Origin | None:
@@ -45,7 +50,7 @@ def find_origin(folder: Path, source: str | int) -> Origin | None:
     """
     catalog = read_catalog(folder)
     if source == "never":
-        found = [entry.path.name for entry in (*catalog.checkpoints, *catalog.damaged)]
+        found = [checkpoint.name for checkpoint in catalog.checkpoints] + [fault.path.name for fault in catalog.damaged]
         if found:
             raise CheckpointExistsError(
                 f"{folder} already holds checkpoints ({', '.join(found[-3:])}), and resume: never asks for a fresh "
@@ -63,29 +68,54 @@ def find_origin(folder: Path, source: str | int) -> Origin | None:
                 f"resume: {source}: {folder} has no checkpoint of that step. It has {names}.", path=folder, step=source
             )
         return _first_readable(candidates)
-    return _elsewhere(Path(source).expanduser())
+    return _elsewhere(folder, Path(source).expanduser())
 
 
-def refuse_changed_settings(origin: Origin, changed: Sequence[str], allowed: Sequence[str]) -> None:
-    """Raise ConfigError naming the settings that differ from the checkpoint's, unless each is allowed to."""
+def check_settings(origin: Origin, changed: Sequence[str], allowed: Sequence[str]) -> Origin:
+    """The origin, knowing which settings differ from its own. Raises ConfigError naming those not ``allowed`` to."""
     refused = [key for key in changed if not any(key == name or key.startswith(f"{name}.") for name in allowed)]
     if refused:
         raise ConfigError(
             f"{origin.checkpoint.path} was trained with other settings: {', '.join(refused)}. The run cannot go on bit "
-            f"for bit with these changed. Put them back, or choose another output_dir for a new run, or allow it: "
+            "for bit with these changed. Put them back, or choose another output_dir for a new run, or allow it: "
             f"resume.allow_changes: [{', '.join(refused)}].",
             key=refused[0],
         )
+    return replace(origin, changed=tuple(changed))
 
 
-def changed_data(origin: Origin, data: Mapping[str, str]) -> list[str]:
-    """The data sets whose rows are not the ones that the checkpoint's run was trained on."""
-    return [name for name, digest in data.items() if name in origin.data and origin.data[name] != digest]
+def refuse_changed_data(origin: Origin, fingerprint: str, allowed: Sequence[str]) -> None:
+    """Raise ConfigError if the training rows, as tokens, are not the checkpoint's, and no change of data is allowed."""
+    if origin.data != fingerprint and not any(name.split(".")[0] in ("dataset", "tokenizer") for name in allowed):
+        raise ConfigError(
+            f"{origin.checkpoint.path} was trained on other rows than the data set gives now, under the same settings: "
+            "a file has changed. Put the old one back, or choose another output_dir for a new run, or allow it, and "
+            "a new epoch of the new rows begins: resume.allow_changes: [dataset].",
+            key="dataset",
+        )
 
 
-def _elsewhere(path: Path) -> Origin | None:
+def is_whole(origin: Origin) -> bool:
+    """Whether every file of the checkpoint is as it was written."""
+    return not verify_checkpoint(origin.checkpoint.path)
+
+
+def check_run_folder(folder: Path) -> None:
+    """Raise RunLockedError or SaveFailedError now, if the manager would after the model was loaded."""
+    _, lock = open_run(folder, LocalBackend())
+    lock.release()
+
+
+def _elsewhere(folder: Path, path: Path) -> Origin | None:
     if not path.exists():
         raise CheckpointNotFoundError(f"resume: {path} does not exist. Name a step_N folder, or a run's.", path=path)
+    inside = path.resolve().parent == folder.resolve()
+    if not inside and (found := read_catalog(folder).newest) is not None:
+        raise CheckpointExistsError(
+            f"{folder} already holds checkpoints (the newest is {found.name}), so a run from {path} cannot start in "
+            "it. Use resume: auto to go on with what is there, or another output_dir.",
+            path=folder,
+        )
     catalog = read_catalog(path)
     if catalog.checkpoints:
         return _first_readable(resume_candidates(catalog.checkpoints, "auto"))
@@ -109,14 +139,12 @@ def _read(checkpoint: Checkpoint, manifest: Manifest) -> Origin:
             for _ in read_verified(checkpoint.path, name, record, digests=True):
                 pass
     tree: Any = json.loads(read_text(checkpoint.path, STATE_TREE, manifest)) if STATE_TREE in manifest.files else {}
-    rates = tree.get("lr_scheduler", {}).get("state", {})
     try:
         return Origin(
             checkpoint,
             None if manifest.config is None else read_text(checkpoint.path, manifest.config, manifest),
-            tree["counters"]["data"],
-            rates["planned_for"],
-            rates["budget"],
+            tree["data"]["state"]["fingerprint"],
+            tree["lr_scheduler"]["state"]["budget"],
         )
     except (KeyError, TypeError) as error:
         raise ConfigError(

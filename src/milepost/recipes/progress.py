@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+_SHOWN: Mapping[str, Callable[[float], str]] = {
+    "loss": lambda value: f"loss {value:.4f}",
+    "val_loss": lambda value: f"val_loss {value:.4f}",
+    "lr": lambda value: f"lr {value:.2e}",
+    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
+}
+
 
 class ProgressReport:
-    """Shows where a run of ``total_steps`` is. Tokens per second count from the line before to this one.
+    """Shows where a run is. Tokens per second count from the line before to this one.
 
     Use it as a context; within it, what Milepost logs (saves, what was pruned or passed over) is shown too.
     """
 
-    def __init__(self, total_steps: int, console: Console | None = None) -> None:
-        self._total = total_steps
+    def __init__(self, console: Console | None = None) -> None:
+        self._total = 0
         self._console = Console(highlight=False, soft_wrap=True) if console is None else console
         self._bar = _bar(self._console) if self._console.is_terminal else None
         self._task: TaskID | None = None
@@ -45,8 +53,9 @@ class ProgressReport:
         """One plain line."""
         self._console.print(text, markup=False)
 
-    def begin(self, step: int) -> None:
-        """Training begins after ``step``."""
+    def begin(self, step: int, total_steps: int) -> None:
+        """Training of a run of ``total_steps`` begins after ``step``."""
+        self._total = total_steps
         self._since = time.perf_counter()
         if self._bar is not None:
             self._task = self._bar.add_task("", total=self._total, completed=step, facts="")
@@ -56,19 +65,31 @@ class ProgressReport:
         """Count the tokens of a step."""
         self._tokens += tokens
 
-    def show(self, step: int, numbers: Mapping[str, float], next_save: int | None) -> float:
-        """Show the numbers of a step; gives the tokens per second since the last time."""
+    @contextlib.contextmanager
+    def clock_stopped(self) -> Iterator[None]:
+        """What happens in it is no training time."""
+        begun = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._since += time.perf_counter() - begun
+
+    def speed(self) -> float:
+        """Tokens per second since the last time this was asked."""
         now = time.perf_counter()
         speed = self._tokens / max(now - self._since, 1e-9)
         self._since, self._tokens = now, 0
-        facts = [f"{name} {_short(name, value)}" for name, value in numbers.items()]
-        facts.append(f"{speed:,.0f} tokens/s")
-        facts.append("no save ahead" if next_save is None else f"next save {next_save:,}")
+        return speed
+
+    def show(self, step: int, numbers: Mapping[str, float], next_save: int) -> None:
+        """Show the numbers of a step, and where the next save is; at the last step, there is none."""
+        facts = [_SHOWN[name](value) for name, value in numbers.items() if name in _SHOWN]
+        if step < self._total:
+            facts.append(f"next save {next_save:,}")
         if self._bar is None or self._task is None:
             self.say(f"step {step:,}/{self._total:,}  " + "  ".join(facts))
         else:
             self._bar.update(self._task, completed=step, facts="  ".join(facts))
-        return speed
 
 
 class _ConsoleHandler(logging.Handler):
@@ -89,7 +110,3 @@ def _bar(console: Console) -> Progress:
         TimeRemainingColumn(),
         console=console,
     )
-
-
-def _short(name: str, value: float) -> str:
-    return f"{value:.2e}" if name == "lr" else f"{value:.4g}"

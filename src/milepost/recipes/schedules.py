@@ -1,4 +1,4 @@
-"""Learning rates by step: warm-up, then constant, linear or cosine; and what becomes of them when the run's length does."""
+"""Learning rates by step: warm-up, then constant, linear or cosine; and what a run of another length makes of them."""
 
 from __future__ import annotations
 
@@ -19,27 +19,33 @@ OnBudgetChange = Literal["refuse", "replan", "keep"]
 class RatePlan:
     """Learning rates of a run of ``total_steps`` updates, as factors of the configured one.
 
-    The factor rises to 1 over the first ``warmup_steps`` updates; the next one still has 1, and from there it falls
-    towards ``min_factor``, which it has after the last update.
+    The factor rises to 1 over the warm-up; the update after it still has 1, and from there it falls towards
+    ``min_factor``, which it has after the last update. The warm-up is a number of updates, or a share of all.
     """
 
     name: ScheduleName = "constant"
-    warmup_steps: int = 0
     total_steps: int = 1
+    warmup: int | float = 0
     min_factor: float = 0.0
 
     @property
+    def warmup_steps(self) -> int:
+        """Updates of warm-up."""
+        return self.warmup if isinstance(self.warmup, int) else int(self.warmup * self.total_steps)
+
+    @property
     def depends_on_length(self) -> bool:
-        """Whether another number of steps means other learning rates."""
+        """Whether another number of steps means other learning rates; of a share of warm-up, the first plan counts."""
         return self.name != "constant"
 
     def factor(self, step: int) -> float:
         """The factor of update number ``step`` (from 1); after ``total_steps`` it stays at its end."""
-        if step <= self.warmup_steps:
-            return step / self.warmup_steps
+        warmup = self.warmup_steps
+        if step <= warmup:
+            return step / warmup
         if self.name == "constant":
             return 1.0
-        progress = min(1.0, (step - 1 - self.warmup_steps) / max(1, self.total_steps - self.warmup_steps))
+        progress = min(1.0, (step - 1 - warmup) / max(1, self.total_steps - warmup))
         remaining = 1.0 - progress if self.name == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.min_factor + (1.0 - self.min_factor) * remaining
 
@@ -90,7 +96,7 @@ class PlannedRates:
         check_budget(self.plan, self.budget, total_steps, answer)
         before, rate = self.budget, self.rate
         self.budget = total_steps
-        if answer == "replan" or not self.plan.depends_on_length:
+        if answer == "replan" and self.plan.depends_on_length:
             self.plan = replace(self.plan, total_steps=total_steps)
         self._apply()
         if self.plan.depends_on_length:

@@ -1,4 +1,4 @@
-"""Random number generators and deterministic kernels."""
+"""The device, random number generators, and deterministic kernels."""
 
 from __future__ import annotations
 
@@ -9,6 +9,27 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+
+from milepost.errors import ConfigError
+from milepost.recipes.huggingface import first_line
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; for ``auto`` an accelerator if there is one, else the CPU. Raises ConfigError."""
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        return torch.device("cpu") if found is None else torch.device(found.type, 0)
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(
+            f"device: {name} cannot be used here ({first_line(error)}). Use auto, cpu, or a device that this machine "
+            "has.",
+            key="device",
+            value=name,
+        ) from error
+    return device
 
 
 def seed_everything(seed: int) -> None:

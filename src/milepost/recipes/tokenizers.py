@@ -9,20 +9,27 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from milepost.errors import ConfigError
+from milepost.recipes.huggingface import first_line
 
-PAD, END = "<|pad|>", "<|end|>"
+PAD, END, ROLES = "<|pad|>", "<|end|>", ("<|system|>", "<|user|>", "<|assistant|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_SPECIAL = (PAD, END, *ROLES)
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -> PreTrainedTokenizerBase:
-    """A byte-level byte-pair tokenizer of at most ``vocab_size`` tokens, a function of the texts and their order.
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level byte-pair tokenizer of at most ``vocab_size`` tokens, a function of the texts alone.
 
-    It knows every byte, so no text is unknown to it. Token 0 is padding, token 1 ends an answer.
+    It knows every byte, so no text is unknown to it. Its first tokens are special: padding, the end of a turn, and
+    one that begins a turn for each role of ``CHAT_TEMPLATE``. Raises ConfigError if there is no room for these.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    if vocab_size < len(alphabet) + 2:
+    if vocab_size < len(alphabet) + len(_SPECIAL):
         raise ConfigError(
-            f"tokenizer.vocab_size: {vocab_size} is too few; every byte and two special tokens are in the vocabulary, "
-            f"so the least is {len(alphabet) + 2}.",
+            f"tokenizer.vocab_size: {vocab_size} is too few; all bytes and {len(_SPECIAL)} special tokens belong "
+            f"to the vocabulary, so the least is {len(alphabet) + len(_SPECIAL)}.",
             key="tokenizer.vocab_size",
             value=vocab_size,
         )
@@ -31,13 +38,15 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, chat_template: str) -
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(PAD, special=True), AddedToken(END, special=True)],
+        special_tokens=[AddedToken(token, special=True) for token in _SPECIAL],
         initial_alphabet=sorted(alphabet),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=PAD, eos_token=END)
-    fast.chat_template = chat_template
+    fast: PreTrainedTokenizerBase = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, additional_special_tokens=list(ROLES)
+    )
+    fast.chat_template = CHAT_TEMPLATE
     return fast
 
 
@@ -48,9 +57,8 @@ def pretrained_tokenizer(source: str) -> PreTrainedTokenizerBase:
             source, local_files_only=Path(source).is_dir()
         )
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        line = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"tokenizer.path: no tokenizer could be loaded from {source} ({line.rstrip('.')}).",
+            f"tokenizer.path: no tokenizer could be loaded from {source} ({first_line(error)}).",
             key="tokenizer.path",
             value=source,
         ) from error

@@ -1,0 +1,180 @@
+"""The promise, tried: a run killed in training and in a save ends with the bits of a run that was never touched.
+
+    python examples/demo.py [FOLDER]
+
+Trains the quickstart configuration twice, once in one go and once killed twice with SIGKILL and resumed each time by
+the same command; compares all weights and the whole training state bit for bit, and ends with status 1 if anything
+differs. Needs no network and no GPU; takes about two minutes on two CPU cores.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from milepost.data.tasks import validation_tasks
+from milepost.policy.retention import best
+from milepost.storage.catalog import read_catalog
+from milepost.storage.manifest import read_manifest
+from milepost.storage.reader import read_snapshot
+
+MILEPOST = [sys.executable, "-m", "milepost"]
+
+
+def main(folder: Path) -> int:
+    unbroken, interrupted = folder / "unbroken", folder / "interrupted"
+    act(f"1. The unbroken run, in {unbroken}")
+    started = time.monotonic()
+    subprocess.run(command(unbroken), check=True)
+    say(f"It took {time.monotonic() - started:.0f} s.")
+
+    act(f"2. The same configuration in {interrupted}, killed in the middle of training")
+    last = newest_step(unbroken)
+    kill_in_training(interrupted, after_step=last // 3)
+    act("3. The same command again; killed in the middle of a save")
+    kill_in_a_save(interrupted)
+    act("4. The same command again, to the end")
+    subprocess.run(command(interrupted), check=True)
+
+    act("5. Are the two runs the same?")
+    difference = next(differences(unbroken, interrupted), None)
+    if difference is not None:
+        say(f"NO. The first difference: {difference}")
+        return 1
+    act("6. What was learned")
+    show_learning(interrupted)
+    act(f"7. milepost ls {interrupted}")
+    subprocess.run([*MILEPOST, "ls", str(interrupted)], check=True)
+    return 0
+
+
+def command(folder: Path) -> list[str]:
+    return [*MILEPOST, "run", "quickstart", f"output_dir={folder}"]
+
+
+def kill_in_training(folder: Path, after_step: int) -> None:
+    run = subprocess.Popen(command(folder))
+    wait_until(run, lambda: logged_step(folder) >= after_step)
+    run.kill()
+    run.wait()
+    say(f"Killed with SIGKILL after step {logged_step(folder)}; the newest checkpoint is step_{newest_step(folder)}.")
+
+
+def kill_in_a_save(folder: Path) -> None:
+    """Kill at the first sight of a folder in which a checkpoint is being put together; again, if that came too late."""
+    while True:
+        before = set(folder.glob("step_*.staging-*"))
+        run = subprocess.Popen(command(folder))
+        # What the first kill may have left is swept when the run starts; only a folder that comes later counts.
+        wait_until(run, lambda: set(folder.glob("step_*.staging-*")) - before)  # noqa: B023
+        run.kill()
+        run.wait()
+        left = sorted(path.name for path in set(folder.glob("step_*.staging-*")) - before)
+        if left:
+            say(f"Killed with SIGKILL while {left[0]} was being written; it was left behind unfinished.")
+            say(f"The newest checkpoint is step_{newest_step(folder)}.")
+            return
+        say("That save was faster than the kill; trying again at the next one.")
+
+
+def wait_until(run: subprocess.Popen[bytes], happened: Callable[[], object]) -> None:
+    while not happened():
+        if run.poll() is not None:
+            raise SystemExit(f"the run ended by itself, with status {run.returncode}, before it could be killed")
+
+
+def differences(first: Path, second: Path) -> Iterator[str]:
+    """What differs between two finished runs, in words; counts what was compared."""
+    step = newest_step(first)
+    if newest_step(second) != step:
+        yield f"one ends with step_{step}, the other with step_{newest_step(second)}"
+        return
+    paths = [run / f"step_{step}" for run in (first, second)]
+    mine, yours = (read_snapshot(path, read_manifest(path)) for path in paths)
+    for what, ours, theirs in (("weights", mine.weights, yours.weights), ("state", mine.tensors, yours.tensors)):
+        for name in sorted(ours.keys() | theirs.keys()):
+            if name not in ours or name not in theirs:
+                yield f"{what}: only one of them has {name}"
+            elif ours[name] != theirs[name]:
+                yield f"{what}: {name}"
+    for name in sorted(mine.state.keys() | yours.state.keys()):
+        if mine.state.get(name) != yours.state.get(name):
+            yield f"training state: {name}"
+    losses = [logged(run, "loss") for run in (first, second)]
+    for number in sorted(losses[0].keys() | losses[1].keys()):
+        if losses[0].get(number) != losses[1].get(number):
+            yield f"metrics.jsonl: the loss of step {number}"
+    size = sum(tensor.nbytes for tensor in (*mine.weights.values(), *mine.tensors.values()))
+    say(f"Yes, bit for bit at step {step}: {len(mine.weights)} weights, {len(mine.tensors)} tensors of optimizer and")
+    say(f"generators ({size / 1e6:.1f} MB), {', '.join(sorted(mine.state))}, and {len(losses[0])} logged losses.")
+
+
+def show_learning(folder: Path) -> None:
+    for name in ("loss", "val_loss"):
+        values = logged(folder, name)
+        first, last = min(values), max(values)
+        say(f"{name}: {values[first]:.3f} at step {first}, {values[last]:.3f} at step {last}")
+    chosen = best(read_catalog(folder).checkpoints, "val_loss", "min")
+    if chosen is None:
+        raise SystemExit("no checkpoint has a val_loss")
+    say(f"The best by val_loss is {chosen.name} ({chosen.metrics['val_loss']:.3f}). It opens with from_pretrained:")
+    transformers.utils.logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(chosen.path)
+    tokenizer = AutoTokenizer.from_pretrained(chosen.path)
+    task = validation_tasks()[0]
+    ask(model, tokenizer, task)
+
+
+def ask(model: torch.nn.Module, tokenizer: transformers.PreTrainedTokenizerBase, task: dict[str, str]) -> None:
+    question = task["instruction"] + (f"\n{task['input']}" if task.get("input") else "")
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    say(f"asked:    {question!r}")
+    say(f"answered: {tokenizer.decode(answer, skip_special_tokens=True)!r} (expected {task['output']!r})")
+
+
+def logged(folder: Path, name: str) -> dict[int, float]:
+    """A number by step, from the run's metrics.jsonl; a line that is being written is not there yet."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        return {}
+    lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    numbers = [json.loads(line) for line in lines]
+    return {line["step"]: line[name] for line in numbers if name in line}
+
+
+def logged_step(folder: Path) -> int:
+    return max(logged(folder, "loss"), default=0)
+
+
+def newest_step(folder: Path) -> int:
+    newest = read_catalog(folder).newest
+    return 0 if newest is None else newest.step
+
+
+def free_folder(wanted: Path) -> Path:
+    """A folder that does not exist yet: nothing of an earlier demo is deleted."""
+    names = (wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}") for number in range(1, 10_000))
+    return next(path for path in names if not path.exists())
+
+
+def act(title: str) -> None:
+    print(f"\n=== {title}", flush=True)
+
+
+def say(text: str) -> None:
+    print(f"    {text}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(free_folder(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo"))))
