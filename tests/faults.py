@@ -151,12 +151,16 @@ def count_operations(action: Callable[[Backend], object]) -> list[str]:
     return backend.names
 
 
+def fork() -> int:
+    """``os.fork``, for children that only work on files: to them, threads of other tests' libraries do not matter."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 def in_child(action: Callable[[], object]) -> int:
     """Run ``action`` in a forked child, and give its exit status: negative for a signal, 1 for an exception."""
-    with warnings.catch_warnings():
-        # Threads of other tests' libraries do not matter to a child that only works on files.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+    child = fork()
     if child == 0:
         try:
             action()

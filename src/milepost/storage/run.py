@@ -8,7 +8,7 @@ from milepost.errors import SaveFailedError
 from milepost.storage.backend import Backend
 from milepost.storage.layout import RunFolder
 from milepost.storage.lock import RunLock
-from milepost.storage.sweep import recover
+from milepost.storage.sweep import ensure_folder, recover
 
 
 def open_run(folder: Path, backend: Backend) -> tuple[RunFolder, RunLock]:
@@ -20,7 +20,7 @@ def open_run(folder: Path, backend: Backend) -> tuple[RunFolder, RunLock]:
         path = folder.expanduser().resolve()
         _make_folders(backend, path)
         run = RunFolder(path)
-        _make_folders(backend, run.control)
+        ensure_folder(backend, run.control)
         lock = RunLock(path, run.lock)
     except OSError as error:
         raise _unwritable(folder, error) from error

@@ -203,6 +203,8 @@ def _remove_listed(backend: Backend, path: Path, name: str) -> None:
 def _move_all(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint], to: Path, why: str) -> None:
     moved = False
     for checkpoint in checkpoints:
+        if checkpoint.path.parent != run.path:
+            raise ValueError(f"{checkpoint.path} is not a checkpoint of {run.path}")
         ensure_folder(backend, to)
         backend.rename(checkpoint.path, to / aside_name(checkpoint.path.name, why))
         moved = True
