@@ -154,15 +154,8 @@ def tokenize_rows(
                 ids.extend(tokens)
                 labels.extend(tokens if train_on_prompt else [IGNORED] * answer_at + tokens[answer_at:])
                 lengths.append(len(tokens))
-    if not read:
-        raise ConfigError(f"{source} has no rows", key="dataset")
-    dropped = read - len(lengths)
-    why = "their answers are empty" if max_length is None else f"nothing of their answers is within {max_length} tokens"
-    if not lengths:
-        raise ConfigError(f"{source}: none of its {read} rows can be used: {why}", key="max_length", value=max_length)
-    if dropped:
-        logger.warning("%s: dropped %d of %d rows: %s", source, dropped, read, why)
-    return TokenizedDataset(ids, labels, lengths, dropped=dropped)
+    _check_kept(read, len(lengths), max_length, source)
+    return TokenizedDataset(ids, labels, lengths, dropped=read - len(lengths))
 
 
 class _Encoder:
@@ -221,6 +214,16 @@ class _Encoder:
             return []
         # Whether texts begin with it is the tokenizer's to say.
         return [int(start)] if list(self._tokenizer([""])["input_ids"][0])[:1] == [start] else []
+
+
+def _check_kept(read: int, kept: int, max_length: int | None, source: str) -> None:
+    if not read:
+        raise ConfigError(f"{source} has no rows", key="dataset")
+    why = "their answers are empty" if max_length is None else f"nothing of their answers is within {max_length} tokens"
+    if not kept:
+        raise ConfigError(f"{source}: none of its {read} rows can be used: {why}", key="max_length", value=max_length)
+    if kept < read:
+        logger.warning("%s: dropped %d of %d rows: %s", source, read - kept, read, why)
 
 
 def _checked_columns(form: str, columns: Mapping[str, str]) -> Mapping[str, str]:

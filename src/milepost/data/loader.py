@@ -59,13 +59,7 @@ class ResumableLoader:
         self.seed = _whole("seed", seed, 0)
         self.samples = _whole("len(dataset)", len(dataset), 1)
         self.drop_last = bool(drop_last)
-        cap = self.samples if epoch_samples is None else _whole("epoch_samples", epoch_samples, 1)
-        self.epoch_samples = min(cap, self.samples)
-        if self.drop_last and self.epoch_samples < self.batch_size:
-            raise ValueError(
-                f"ResumableLoader(batch_size={self.batch_size}, drop_last=True): an epoch of {self.epoch_samples} "
-                "samples would have no batch at all"
-            )
+        self.epoch_samples = self._epoch_length(epoch_samples)
         self._epoch = 0
         self._position = 0
         self._sample_ids = np.empty(0, dtype=np.int64)
@@ -144,6 +138,15 @@ class ResumableLoader:
         epoch, position = _count(state, "epoch"), _count(state, "position")
         self._retire("load_state_dict() was called")
         self._go_to(epoch, position)
+
+    def _epoch_length(self, cap: int | None) -> int:
+        length = self.samples if cap is None else min(_whole("epoch_samples", cap, 1), self.samples)
+        if self.drop_last and length < self.batch_size:
+            raise ValueError(
+                f"ResumableLoader(batch_size={self.batch_size}, drop_last=True): an epoch of {length} samples would "
+                "have no batch at all"
+            )
+        return length
 
     def _identity(self) -> dict[str, Any]:
         identity = {"seed": self.seed, "shuffle": self.shuffle, "samples": self.samples}
