@@ -54,7 +54,7 @@ def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
         if not isinstance(name, str):
             raise TypeError(f"metrics: the name {name!r} must be a text")
         try:
-            numbers[name] = float(value)
+            numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise type(error)(f"metrics[{name!r}] is {type(value).__name__}, not one number: {error}") from None
     return numbers

@@ -18,7 +18,7 @@ import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
 from milepost.records import JSON, TensorBytes
-from milepost.snapshot.tensors import storage_key, to_bytes, to_tensor
+from milepost.snapshot.tensors import check_storable, storage_key, to_bytes, to_tensor
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -92,7 +92,8 @@ class Flattener:
         return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
 
     def _tensor(self, tensor: torch.Tensor, name: str, path: str) -> JSON:
-        key = storage_key(tensor) if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta else None
+        check_storable(tensor, path)
+        key = storage_key(tensor)
         stored = self._names.get(key) if key is not None else None
         if stored is None:
             stored = self._store(name, to_bytes(tensor, path, copy=self._copy))

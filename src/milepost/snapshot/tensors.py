@@ -30,17 +30,19 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
     distributed tensors, and other subclasses.
     """
     check_storable(tensor, path)
-    source = tensor.detach().resolve_conj().resolve_neg()
-    host = source.cpu().contiguous()
+    try:
+        host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+        data = _view(host)
+    except (RuntimeError, TypeError) as error:
+        raise UnsupportedStateError(f"{path} has the dtype {tensor.dtype}, which torch cannot copy", path=path) from error
     if copy and host.data_ptr() == tensor.data_ptr():
-        host = host.clone(memory_format=torch.contiguous_format)
-    if host.dtype in _PAIRS:
-        pairs = torch.view_as_real(host)
-        return TensorBytes(_PAIRS[host.dtype], tuple(pairs.shape), _view(pairs), _logical(host.dtype))
-    if host.dtype in _NAMES:
-        return TensorBytes(_NAMES[host.dtype], tuple(host.shape), _view(host))
-    shape = (*host.shape, host.element_size())
-    return TensorBytes("U8", shape, _view(host), _logical(host.dtype))
+        data = memoryview(bytearray(data))
+    dtype, shape = host.dtype, tuple(host.shape)
+    if dtype in _NAMES:
+        return TensorBytes(_NAMES[dtype], shape, data)
+    if dtype in _PAIRS:
+        return TensorBytes(_PAIRS[dtype], (*shape, 2), data, _logical(dtype))
+    return TensorBytes("U8", (*shape, host.element_size()), data, _logical(dtype))
 
 
 def to_tensor(stored: TensorBytes) -> torch.Tensor:
@@ -94,8 +96,12 @@ def _view(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    flat: Any = real.reshape(-1).view(torch.uint8).numpy()
-    return memoryview(flat)
+    flat = real.reshape(-1)
+    if flat.stride(0) != 1:
+        # One element may have any stride and is still called contiguous.
+        flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
+    array: Any = flat.view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _logical(dtype: torch.dtype) -> str:
