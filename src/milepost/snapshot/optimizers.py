@@ -42,38 +42,62 @@ def find_mismatches(optimizer: Optimizer, saved: Mapping[str, Any], names: Mappi
         return [f"{entry}: {len(stored)} parameter groups are stored, the optimizer has {len(live)}"]
     problems = []
     for at, (here, there) in enumerate(zip(live, stored, strict=True)):
-        problems += [f"{entry}: group {at} lacks {name}" for name in there if name not in set(here)]
-        problems += [f"{entry}: group {at} has {name}, which is not stored" for name in here if name not in set(there)]
+        known, saved_names = set(here), set(there)
+        problems += [f"{entry}: group {at} lacks {name}" for name in there if name not in known]
+        problems += [f"{entry}: group {at} has {name}, which is not stored" for name in here if name not in saved_names]
     return problems
 
 
 def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Give the optimizer a saved state, parameters being matched by name."""
+    """Give the optimizer a saved state, parameters being matched by name and every bit kept."""
     numbers: dict[str, int] = {}
-    parameters: dict[str, torch.Tensor] = {}
+    places: dict[str, tuple[torch.Tensor, Mapping[str, Any]]] = {}
     groups = []
     for at, (group, stored) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
         own = _group_names(group, at, names)
         for name, parameter in zip(own, group["params"], strict=True):
             numbers.setdefault(name, len(numbers))
-            parameters[name] = parameter
+            places[name] = (parameter, group)
         groups.append({**stored, "params": [numbers[name] for name in own]})
-    state: dict[Any, Any] = {numbers[name]: value for name, value in saved["state"].items()}
     extra = {key: value for key, value in saved.items() if key not in (*_KNOWN, "other_state")}
-    optimizer.load_state_dict({**extra, "state": {**state, **saved["other_state"]}, "param_groups": groups})
-    _undo_casts(optimizer, saved["state"], parameters)
+    state: dict[Any, Any] = dict(saved["other_state"])
+    if not _is_plain(optimizer):
+        # Somebody's own load_state_dict, or a hook, has a right to see all of it.
+        state.update((numbers[name], value) for name, value in saved["state"].items())
+    optimizer.load_state_dict({**extra, "state": state, "param_groups": groups})
+    for name, values in saved["state"].items():
+        parameter, settings = places[name]
+        if _is_plain(optimizer):
+            optimizer.state[parameter] = _placed(values, parameter, settings)
+        else:
+            _undo_casts(optimizer.state.get(parameter), values)
 
 
-def _undo_casts(optimizer: Optimizer, saved: Mapping[str, Any], parameters: Mapping[str, torch.Tensor]) -> None:
+def _is_plain(optimizer: Optimizer) -> bool:
+    hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
+    return type(optimizer).load_state_dict is Optimizer.load_state_dict and not any(hooks)
+
+
+def _placed(values: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> Any:
+    # Where torch's own load_state_dict puts tensors, without its casts to the parameter's dtype, and without its
+    # search of every group for every tensor, which takes minutes for many thousands of them.
+    if not isinstance(values, dict):
+        return values
+    on_device = bool(group.get("capturable") or group.get("fused"))
+    return {
+        key: value.to(parameter.device) if isinstance(value, torch.Tensor) and (key != "step" or on_device) else value
+        for key, value in values.items()
+    }
+
+
+def _undo_casts(live: Any, values: Any) -> None:
     # load_state_dict casts moments to their parameter's dtype: fp32 moments of a bf16 parameter would lose bits.
-    for name, values in saved.items():
-        live = optimizer.state.get(parameters[name])
-        if not isinstance(values, dict) or not isinstance(live, dict):
-            continue
-        for key, value in values.items():
-            loaded = live.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-                live[key] = value.to(device=loaded.device)
+    if not isinstance(values, dict) or not isinstance(live, dict):
+        return
+    for key, value in values.items():
+        loaded = live.get(key)
+        if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+            live[key] = value.to(device=loaded.device)
 
 
 def _group_names(group: Mapping[str, Any], at: int, names: Mapping[int, str]) -> list[str]:

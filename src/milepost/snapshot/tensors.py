@@ -34,7 +34,9 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         data = _view(host)
     except (RuntimeError, TypeError) as error:
-        raise UnsupportedStateError(f"{path} has the dtype {tensor.dtype}, which torch cannot copy", path=path) from error
+        raise UnsupportedStateError(
+            f"{path} has the dtype {tensor.dtype}, which torch cannot copy", path=path
+        ) from error
     if copy and host.data_ptr() == tensor.data_ptr():
         data = memoryview(bytearray(data))
     dtype, shape = host.dtype, tuple(host.shape)
