@@ -30,6 +30,7 @@ MILEPOST = [sys.executable, "-m", "milepost"]
 
 
 def main(folder: Path) -> int:
+    """All acts; gives the exit status."""
     unbroken, interrupted = folder / "unbroken", folder / "interrupted"
     act(f"1. The unbroken run, in {unbroken}")
     started = time.monotonic()
@@ -57,10 +58,12 @@ def main(folder: Path) -> int:
 
 
 def command(folder: Path) -> list[str]:
+    """The quickstart, in a folder."""
     return [*MILEPOST, "run", "quickstart", f"output_dir={folder}"]
 
 
 def kill_in_training(folder: Path, after_step: int) -> None:
+    """Start a run and kill it once it is past a step."""
     run = subprocess.Popen(command(folder))
     wait_until(run, lambda: logged_step(folder) >= after_step)
     run.kill()
@@ -86,6 +89,7 @@ def kill_in_a_save(folder: Path) -> None:
 
 
 def wait_until(run: subprocess.Popen[bytes], happened: Callable[[], object]) -> None:
+    """Return when something has happened; the run must live until then."""
     while not happened():
         if run.poll() is not None:
             raise SystemExit(f"the run ended by itself, with status {run.returncode}, before it could be killed")
@@ -118,6 +122,7 @@ def differences(first: Path, second: Path) -> Iterator[str]:
 
 
 def show_learning(folder: Path) -> None:
+    """Losses, and the best checkpoint asked a question."""
     for name in ("loss", "val_loss"):
         values = logged(folder, name)
         first, last = min(values), max(values)
@@ -134,6 +139,7 @@ def show_learning(folder: Path) -> None:
 
 
 def ask(model: torch.nn.Module, tokenizer: transformers.PreTrainedTokenizerBase, task: dict[str, str]) -> None:
+    """Print a question, the model's answer, and the right one."""
     question = task["instruction"] + (f"\n{task['input']}" if task.get("input") else "")
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
@@ -154,10 +160,12 @@ def logged(folder: Path, name: str) -> dict[int, float]:
 
 
 def logged_step(folder: Path) -> int:
+    """The last step of which there is a line."""
     return max(logged(folder, "loss"), default=0)
 
 
 def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint, 0 without any."""
     newest = read_catalog(folder).newest
     return 0 if newest is None else newest.step
 
@@ -169,12 +177,14 @@ def free_folder(wanted: Path) -> Path:
 
 
 def act(title: str) -> None:
+    """A heading."""
     print(f"\n=== {title}", flush=True)
 
 
 def say(text: str) -> None:
+    """A line of the demo's own."""
     print(f"    {text}", flush=True)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(free_folder(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/demo"))))
+    raise SystemExit(main(free_folder(Path(sys.argv[1] if len(sys.argv) > 1 else "demo-runs/demo"))))

@@ -36,6 +36,7 @@ def loss_of(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
 
 
 def main(folder: str) -> None:
+    """Train, or go on training, in ``folder``."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=DIGITS + 1,

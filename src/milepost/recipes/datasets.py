@@ -111,9 +111,11 @@ def _load(settings: DatasetConfig, key: str) -> Any:
     files = [settings.data_files] if isinstance(settings.data_files, str) else settings.data_files
     if files is not None:
         files = [_readable(name, key) for name in files]
+        if not any(_has_bytes(name) for name in files):
+            return []
     try:
         loaded = datasets.load_dataset(settings.source, settings.subset, data_files=files, split=settings.split)
-    except (OSError, ValueError, RuntimeError, KeyError, datasets.exceptions.DatasetsError) as error:
+    except Exception as error:
         if "corresponds to no data" in str(error):
             return []
         told = first_line(error if error.__cause__ is None else error.__cause__)
@@ -141,6 +143,11 @@ def _readable(name: str, key: str) -> str:
             key=f"{key}.data_files",
             value=name,
         ) from error
+
+
+def _has_bytes(name: str) -> bool:
+    path = Path(name)
+    return not path.is_file() or path.stat().st_size > 0
 
 
 def _name(settings: DatasetConfig) -> str:

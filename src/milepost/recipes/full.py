@@ -27,7 +27,14 @@ from milepost.recipes.config_files import changed_keys, config_file_name, parse_
 from milepost.recipes.huggingface import quiet_libraries
 from milepost.recipes.loggers import JsonLinesLogger, MetricLogger
 from milepost.recipes.losses import Batch, LossSinceSave, accumulate_gradients, all_tokens, validation_loss
-from milepost.recipes.models import DTYPES, check_vocabulary, find_source, fresh_model, pretrained_model
+from milepost.recipes.models import (
+    DTYPES,
+    check_vocabulary,
+    find_source,
+    fresh_model,
+    pretrained_model,
+    recompute_activations,
+)
 from milepost.recipes.optimizers import build_optimizer, put_settings, settings_of
 from milepost.recipes.origins import Origin, check_run_folder, check_settings, find_origin, is_whole
 from milepost.recipes.positions import DataPosition
@@ -92,7 +99,7 @@ def build_model(config: RecipeConfig, source: str | None, tokenizer: PreTrainedT
         model = fresh_model(config.model.config or {}, tokenizer, dtype, seed=config.seed, attention=attention)
     check_vocabulary(model, tokenizer)
     if config.enable_activation_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[no-untyped-call]
+        recompute_activations(model)
     if config.compile:
         # In place: the names of its parameters stay as they are.
         model.compile()

@@ -36,5 +36,5 @@ def quiet_libraries() -> Iterator[None]:
 
 def first_line(error: BaseException) -> str:
     """What a library says, in one line without its full stop; its kind if it says nothing."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.rstrip().endswith(":")]
     return lines[0].rstrip(".:") if lines else type(error).__name__

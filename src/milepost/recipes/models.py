@@ -47,7 +47,7 @@ def pretrained_model(source: str, dtype: torch.dtype, attention: str | None = No
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             source, dtype=dtype, attn_implementation=attention, local_files_only=Path(source).is_dir()
         )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:
         raise ConfigError(
             f"model.path: no causal language model could be loaded from {source} ({first_line(error)}).",
             key="model.path",
@@ -77,7 +77,8 @@ def fresh_model(
         model: PreTrainedModel = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, attn_implementation=attention
         )
-    except (ValueError, KeyError, TypeError, RuntimeError, ZeroDivisionError) as error:
+    except Exception as error:
+        # Whatever transformers makes of somebody's fields: its errors have no common base.
         raise ConfigError(
             f"model.config: transformers makes no causal language model of it ({first_line(error)}).",
             key="model.config",
@@ -86,6 +87,13 @@ def fresh_model(
     # What save_pretrained of a model writes, so that its folder says what is in it.
     model.config.architectures = [type(model).__name__]
     return model
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Activation checkpointing: less memory for more computing."""
+    # transformers renamed it within its fifth version, and warns of the old name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
 
 
 def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -17,6 +17,7 @@ from milepost.errors import (
     CheckpointNotFoundError,
     ConfigError,
     CorruptCheckpointError,
+    SaveFailedError,
 )
 from milepost.policy.resuming import resume_candidates
 from milepost.records import Checkpoint
@@ -48,7 +49,13 @@ def find_origin(folder: Path, source: str | int) -> Origin | None:
 
     Raises CheckpointExistsError (``never`` in a folder that has some), CheckpointNotFoundError, CorruptCheckpointError.
     """
-    catalog = read_catalog(folder)
+    try:
+        catalog = read_catalog(folder)
+    except OSError as error:
+        raise SaveFailedError(
+            f"output_dir: {folder} cannot be written to or read: {error.strerror}. Choose a folder that you may use.",
+            path=folder,
+        ) from error
     if source == "never":
         found = [checkpoint.name for checkpoint in catalog.checkpoints] + [fault.path.name for fault in catalog.damaged]
         if found:

@@ -96,7 +96,9 @@ class PlannedRates:
         check_budget(self.plan, self.budget, total_steps, answer)
         before, rate = self.budget, self.rate
         self.budget = total_steps
-        if answer == "replan" and self.plan.depends_on_length:
+        # A share of warm-up is over; it must not come again because the run is longer.
+        follows = answer == "replan" if self.plan.depends_on_length else isinstance(self.plan.warmup, int)
+        if follows:
             self.plan = replace(self.plan, total_steps=total_steps)
         self._apply()
         if self.plan.depends_on_length:

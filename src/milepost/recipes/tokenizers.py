@@ -56,7 +56,7 @@ def pretrained_tokenizer(source: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             source, local_files_only=Path(source).is_dir()
         )
-    except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
+    except Exception as error:
         raise ConfigError(
             f"tokenizer.path: no tokenizer could be loaded from {source} ({first_line(error)}).",
             key="tokenizer.path",
