@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import operator
-import platform
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import Any, Self, SupportsIndex
 
 import torch
 
-import milepost
 from milepost.assets import collect_assets
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
@@ -22,7 +20,7 @@ from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
 from milepost.quantities import parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
-from milepost.resumption import find_origin, rewind
+from milepost.resumption import find_origin, refuse_used, rewind
 from milepost.saver import Constants, Saver
 from milepost.signals import SignalWatcher
 from milepost.snapshot.capture import capture
@@ -74,9 +72,7 @@ class CheckpointManager:
         rules = as_keep_rules(keep)
         self._state = state
         self._entries = check_state(state)
-        constants = Constants(
-            collect_assets(assets), config_name, _software(), parse_size(max_shard_size, "max_shard_size")
-        )
+        constants = Constants(collect_assets(assets), config_name, parse_size(max_shard_size, "max_shard_size"))
         self._background = background
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
@@ -85,7 +81,6 @@ class CheckpointManager:
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
-        self._callbacks: list[Callable[[Checkpoint], object]] = []
         self._step = 0
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
@@ -153,7 +148,7 @@ class CheckpointManager:
         ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
         """
         if self._saver.has_news:
-            self._report()
+            self._saver.report()
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
@@ -178,7 +173,7 @@ class CheckpointManager:
         again. Raises the error of an earlier save that failed, once.
         """
         self._refuse_if_closed("save()")
-        self._report()
+        self._saver.report()
         self._begin()
         under_way = self._saver.saving(self._step)
         if under_way is not None:
@@ -204,7 +199,7 @@ class CheckpointManager:
 
     def on_save(self, callback: Callable[[Checkpoint], object]) -> None:
         """Call ``callback`` once for each committed checkpoint, on the training thread, at the next step or close."""
-        self._callbacks.append(callback)
+        self._saver.callbacks.append(callback)
 
     def catalog(self) -> Catalog:
         """The run's checkpoints, the newest last, and its damaged folders; read from the disk."""
@@ -221,7 +216,7 @@ class CheckpointManager:
     def wait(self) -> None:
         """Return when everything asked for is durable. Raises the error of a save that failed, once."""
         self._saver.wait()
-        self._raise_failure()
+        self._saver.raise_failure()
 
     def close(self) -> None:
         """End the run well: save the last step if it is not saved, wait, give back the lock and the handlers.
@@ -235,10 +230,10 @@ class CheckpointManager:
             if self._stepped and self._saver.saving(self._step) is None:
                 self._save(("the last step",))
             self._saver.wait()
-            self._tell()
+            self._saver.tell()
         finally:
             self._release()
-        self._raise_failure()
+        self._saver.raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -267,14 +262,7 @@ class CheckpointManager:
     def _begin(self) -> None:
         if self._begun:
             return
-        catalog = read_catalog(self.folder)
-        found = [path.name for path in catalog.folders.values()]
-        if found:
-            raise CheckpointExistsError(
-                f"{self.folder} already holds checkpoints ({', '.join(found[-3:])}). Call resume() before the first "
-                "step to go on with that run, or use another folder for a new one.",
-                path=self.folder,
-            )
+        refuse_used(self._run)
         self._begun = True
 
     def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
@@ -290,33 +278,18 @@ class CheckpointManager:
             seconds=self._seconds,
         )
         if not self._background:
-            self._raise_failure()
+            self._saver.raise_failure()
         return job
 
     def _change(self, step: SupportsIndex, **fields: Any) -> None:
         self._refuse_if_closed("a change of a checkpoint")
         self._saver.change(whole_number(step, "step"), **fields)
         if not self._background:
-            self._raise_failure()
+            self._saver.raise_failure()
 
     def _epoch(self) -> int | None:
         epochs = (getattr(value, "epoch", None) for value in self._state.values())
         return next((epoch for epoch in epochs if type(epoch) is int), None)
-
-    def _report(self) -> None:
-        self._raise_failure()
-        self._tell()
-
-    def _raise_failure(self) -> None:
-        failure = self._saver.take_error()
-        if failure is not None:
-            raise failure
-
-    def _tell(self) -> None:
-        while self._saver.committed:
-            checkpoint = self._saver.committed.popleft()
-            for callback in self._callbacks:
-                callback(checkpoint)
 
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
@@ -332,7 +305,3 @@ class CheckpointManager:
 def _kept(value: Any) -> Any:
     # A tensor's own value, without the graph that made it: it may be read at the end of the run.
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def _software() -> dict[str, str]:
-    return {"milepost": milepost.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -131,6 +131,17 @@ def _steps(checkpoints: Sequence[Checkpoint]) -> str:
     return ", ".join(checkpoint.name for checkpoint in checkpoints) or "none"
 
 
+def refuse_used(run: RunFolder) -> None:
+    """Raise CheckpointExistsError if the folder holds checkpoints, which a run that begins there would mix with."""
+    found = [path.name for path in read_catalog(run.path).folders.values()]
+    if found:
+        raise CheckpointExistsError(
+            f"{run.path} already holds checkpoints ({', '.join(found[-3:])}). Call resume() before the first step to "
+            "go on with that run, or use another folder for a new one.",
+            path=run.path,
+        )
+
+
 def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     """Put the checkpoints committed after this one aside, durably; gives the highest serial among them (or its own).
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import logging
+import platform
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+import milepost
 from milepost.errors import CheckpointNotFoundError, SaveFailedError
 from milepost.keeping import Keeper
 from milepost.records import Checkpoint, Snapshot
@@ -20,14 +24,15 @@ from milepost.writing import Job, Writer
 
 logger = logging.getLogger("milepost")
 
+_SOFTWARE = {"milepost": milepost.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
 
 @dataclass(frozen=True, slots=True)
 class Constants:
-    """What is the same in every checkpoint of a run: small files beside the weights, their sizes, who wrote them."""
+    """What is the same in every checkpoint of a run: the small files beside the weights, and how weights are split."""
 
     assets: Mapping[str, bytes]
     config: str | None
-    software: Mapping[str, str]
     max_shard_size: int
 
 
@@ -45,12 +50,13 @@ class Saver:
         self._saving: tuple[int, Job[Checkpoint]] | None = None
         self.run_id = new_id() + new_id()
         self.serial = superseded_serial(run)
-        self.committed: deque[Checkpoint] = deque()
+        self._committed: deque[Checkpoint] = deque()
+        self.callbacks: list[Callable[[Checkpoint], object]] = []
 
     @property
     def has_news(self) -> bool:
         """Whether a job is under way, or has ended without anybody asking how."""
-        return bool(self._writer.jobs or self.committed)
+        return bool(self._writer.jobs or self._committed)
 
     def save(
         self,
@@ -75,7 +81,7 @@ class Saver:
             metrics=metrics,
             reasons=tuple(reasons),
             config=self._constants.config,
-            software=self._constants.software,
+            software=_SOFTWARE,
         )
         job = self._writer.submit(lambda: self._commit(draft))
         self._saving = (step, job)
@@ -108,6 +114,24 @@ class Saver:
         """The first error that nobody was told of."""
         return self._writer.take_error()
 
+    def raise_failure(self) -> None:
+        """Raise the first error that nobody was told of, if there is one."""
+        failure = self.take_error()
+        if failure is not None:
+            raise failure
+
+    def tell(self) -> None:
+        """Call every callback once for each checkpoint committed since the last time."""
+        while self._committed:
+            checkpoint = self._committed.popleft()
+            for callback in self.callbacks:
+                callback(checkpoint)
+
+    def report(self) -> None:
+        """Errors first, then what was committed."""
+        self.raise_failure()
+        self.tell()
+
     def close(self) -> None:
         """Finish what is under way, and end."""
         self._writer.close()
@@ -123,7 +147,7 @@ class Saver:
                 step=draft.step,
             ) from error
         logger.info("saved %s (%s)", checkpoint.path, ", ".join(draft.reasons))
-        self.committed.append(checkpoint)
+        self._committed.append(checkpoint)
         self._keeper.committed(checkpoint)
         return checkpoint
 
