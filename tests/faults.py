@@ -88,7 +88,8 @@ class FaultyBackend:
         if self.fault == "die":
             raise Killed(f"at operation {number}, {name}")
         assert isinstance(self.fault, int)
-        raise OSError(self.fault, os.strerror(self.fault), *[str(path) for path in arguments[:1] if isinstance(path, Path)])
+        paths = [str(path) for path in arguments[:1] if isinstance(path, Path)]
+        raise OSError(self.fault, os.strerror(self.fault), *paths)
 
 
 class FaultyFile:

@@ -249,6 +249,26 @@ def test_a_replaced_checkpoint_never_comes_back_after_its_replacement_was_pruned
     assert not (tmp_path / "step_4").exists()
 
 
+def test_nor_without_a_restart_in_between(tmp_path: Path) -> None:
+    run, backend = RunFolder(tmp_path), UnsyncedBackend()
+    save(tmp_path, 4)
+    save(tmp_path, 4, serial=9)
+    prune(run, backend, read_catalog(tmp_path).checkpoints)
+    recover(run, backend)
+    assert steps(tmp_path) == [] and debris(tmp_path) == []
+
+
+@pytest.mark.parametrize("obstacle", ["of another run", "of this run"])
+def test_a_replacement_that_fails_puts_the_old_one_back_at_once(tmp_path: Path, obstacle: str) -> None:
+    for at in range(1, len(OPERATIONS) + 5):
+        folder = tmp_path / str(at)
+        folder.mkdir()
+        REPLACEMENTS[obstacle](folder)
+        with contextlib.suppress(OSError):
+            save(folder, 4, FaultyBackend(at=at), serial=9)
+        assert_whole(folder, 4)
+
+
 def test_recovery_survives_a_dangling_link_under_the_final_name(tmp_path: Path) -> None:
     save(tmp_path, 4)
     (tmp_path / ".trash").mkdir()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,11 @@ def _commit(folder: Path, backend: Backend) -> None:
 def _replace(folder: Path, backend: Backend) -> None:
     save(folder, 4, backend, serial=6, assets={})
     sweep_trash(RunFolder(folder), backend)
+
+
+def _replace_with_a_full_trash(folder: Path, backend: Backend) -> None:
+    prune(RunFolder(folder), backend, read_catalog(folder).checkpoints[:1])
+    _replace(folder, backend)
 
 
 def _prune(folder: Path, backend: Backend) -> None:
@@ -51,6 +58,7 @@ STORIES: dict[str, tuple[list[dict[str, object]], Callable[[Path, Backend], None
     "commit": ([{"step": 2}], _commit, [2]),
     "replace our own": ([{"step": 2}, {"step": 4}], _replace, [2, 4]),
     "replace another run's": ([{"step": 2}, {"step": 4, "run_id": OTHER_RUN}], _replace, [2, 4]),
+    "replace with a full trash": ([{"step": 1}, {"step": 2}, {"step": 4}], _replace_with_a_full_trash, [2, 4]),
     "prune": ([{"step": 2}, {"step": 4}, {"step": 6}], _prune, [2]),
     "rewind": ([{"step": 2}, {"step": 4}, {"step": 6}], _rewind, [2]),
     "record metrics": ([{"step": 2}], _record_metrics, [2]),
@@ -87,6 +95,50 @@ def test_after_a_kill_a_recovery_and_a_power_failure_the_older_checkpoint_is_who
     assert at > 4
     for number, tree in enumerate(trees.values()):
         _check(tree, tmp_path / str(number), survivors)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_after_a_failed_operation_and_a_power_failure_the_older_checkpoint_is_whole(tmp_path: Path, story: str) -> None:
+    before, action, survivors = STORIES[story]
+    prepared = _prepared(tmp_path, before)
+    trees = {}
+    for at in itertools.count(1):
+        folder = tmp_path / f"failed at {at}"
+        shutil.copytree(prepared, folder)
+        model = PowerModel(folder)
+        backend = FaultyBackend(model, at=at)
+        with contextlib.suppress(OSError):
+            action(folder, backend)
+        if len(backend.names) < at:
+            break
+        sweep_trash(RunFolder(folder), model)
+        trees.update({_likeness(tree): tree for tree in model.trees.values()})
+    assert at > 4
+    for number, tree in enumerate(trees.values()):
+        _check(tree, tmp_path / str(number), survivors)
+
+
+@pytest.mark.parametrize(
+    ("action", "left"),
+    [
+        (_commit, [2, 3, 4]),
+        (lambda folder, backend: prune(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:]), [2]),
+        (lambda folder, backend: supersede(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:]), [2]),
+        (_record_metrics, [2, 3]),
+    ],
+    ids=["a commit", "pruning", "a rewind", "a late score"],
+)
+def test_what_has_returned_survives_a_power_failure(tmp_path: Path, action: Any, left: list[int]) -> None:
+    model = PowerModel(_prepared(tmp_path, [{"step": 2}, {"step": 3}]))
+    action(model.root, model)
+    model.trees.clear()
+    model.note()
+    for number, tree in enumerate(model.trees.values()):
+        materialise(tree, tmp_path / str(number))
+        recover(RunFolder(tmp_path / str(number)), UnsyncedBackend())
+        catalog = assert_sound(tmp_path / str(number))
+        assert [checkpoint.step for checkpoint in catalog.checkpoints] == left
+        assert catalog.checkpoints[0].metrics == ({"loss": 0.5} if action is _record_metrics else {})
 
 
 def test_the_model_loses_what_was_not_synced(tmp_path: Path) -> None:

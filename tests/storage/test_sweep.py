@@ -105,6 +105,12 @@ def test_foreign_files_in_a_pruned_checkpoint_survive(run: RunFolder, caplog: py
     assert os.listdir(run.trash) == []
 
 
+def test_an_unfinished_manifest_goes_with_its_checkpoint(run: RunFolder) -> None:
+    (run.path / "step_2" / "milepost.json.0123abcd").write_text("half of a manif")
+    _prune_two(run, UnsyncedBackend())
+    assert os.listdir(run.trash) == []
+
+
 def test_what_others_put_in_the_trash_stays(run: RunFolder) -> None:
     run.trash.mkdir()
     (run.trash / "mine").mkdir()

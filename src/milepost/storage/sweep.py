@@ -186,7 +186,6 @@ def _remove_checkpoint(backend: Backend, path: Path) -> None:
     left = [child.name for child in _children(path) if child.name != MANIFEST]
     if not left:
         # Last: a sweep that was cut short still knows which files are its own.
-        backend.sync_folder(path)
         backend.remove_file(path / MANIFEST)
         backend.remove_folder(path)
     elif len(left) + 1 < before:
