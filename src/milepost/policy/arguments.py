@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from typing import Any
 
@@ -12,7 +13,7 @@ def whole(rule: str, name: str, value: Any, least: int) -> int:
 
     Raises TypeError or ValueError naming the rule, the argument and the value.
     """
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise TypeError(f"{rule}({name}={value!r}): {name} must be a whole number of at least {least}")
     number = operator.index(value)
     if number < least:
@@ -22,9 +23,12 @@ def whole(rule: str, name: str, value: Any, least: int) -> int:
 
 def positive(rule: str, name: str, value: Any, above: float = 0.0) -> float:
     """``value`` as a finite float above ``above``. Raises TypeError or ValueError naming rule, argument and value."""
-    if isinstance(value, bool | str) or not hasattr(value, "__float__"):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{rule}({name}={value!r}): {name} must be a number above {above:g}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number > above):
         raise ValueError(f"{rule}({name}={value!r}): {name} must be a finite number above {above:g}")
     return number

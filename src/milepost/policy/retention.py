@@ -117,18 +117,24 @@ class RetentionPlan:
         return tuple(decision.checkpoint for decision in self.decisions if not decision.reasons)
 
     def reasons(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Why a checkpoint stays; empty if it does not."""
-        return next(decision.reasons for decision in self.decisions if decision.checkpoint == checkpoint)
+        """Why a checkpoint stays; empty if it does not. Raises KeyError if the plan was not asked about it."""
+        for decision in self.decisions:
+            # Not by equality: a NaN among the metrics of a record that was read again differs from itself.
+            if decision.checkpoint.id == checkpoint.id:
+                return decision.reasons
+        raise KeyError(f"{checkpoint.name} ({checkpoint.id}) is not in this plan")
 
 
 def plan_retention(checkpoints: Sequence[Checkpoint], rules: Sequence[KeepRule], facts: Facts) -> RetentionPlan:
     """Ask every rule, and keep what any of them wants; without rules all are kept.
 
     Whatever the rules say, these stay: the newest, the one resumed from, pinned ones, and those of another run.
+    Raises TypeError naming a rule whose answer is not a mapping.
     """
     catalog = sorted(checkpoints, key=_commit_order)
-    own = [checkpoint for checkpoint in catalog if facts.run_id in (None, checkpoint.run_id)]
-    wanted = [rule.reasons_to_keep(own, facts) for rule in rules]
+    # A tuple, since a rule that sorted a list in place would change which one is the newest.
+    own = tuple(checkpoint for checkpoint in catalog if facts.run_id in (None, checkpoint.run_id))
+    wanted = [_answer(rule, own, facts) for rule in rules]
     decisions = []
     for checkpoint in catalog:
         mine = facts.run_id in (None, checkpoint.run_id)
@@ -140,8 +146,28 @@ def plan_retention(checkpoints: Sequence[Checkpoint], rules: Sequence[KeepRule],
     return RetentionPlan(tuple(decisions))
 
 
+def keep_last_rule(value: object) -> KeepLast | None:
+    """The rule that a setting such as ``keep_last_n_checkpoints`` asks for: None and -1 keep all, hence no rule.
+
+    Raises ValueError naming rule, argument and value for anything else that is not a whole number of at least 1.
+    """
+    if value is None:
+        return None
+    try:
+        count = whole("KeepLast", "n", value, -1)
+        return None if count == -1 else KeepLast(count)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"KeepLast(n={value!r}): n must be a whole number of at least 1, or null or -1 to keep all"
+        ) from None
+
+
 def ranked(checkpoints: Sequence[Checkpoint], metric: str, mode: str) -> list[Checkpoint]:
-    """Checkpoints that have the score: best first, equal ones by age, then the unusable ones, newest first."""
+    """Checkpoints that have the score: best first, equal ones by age, then the unusable ones, newest first.
+
+    Raises ValueError for an unknown ``mode``.
+    """
+    one_of("best", "mode", mode, ("min", "max"))
     scored = sorted((checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics), key=_commit_order)
     sign = 1 if mode == "min" else -1
     usable = [checkpoint for checkpoint in scored if is_usable(checkpoint.metrics[metric], mode)]
@@ -150,7 +176,7 @@ def ranked(checkpoints: Sequence[Checkpoint], metric: str, mode: str) -> list[Ch
 
 
 def best(checkpoints: Sequence[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
-    """The checkpoint with the best score, None if none has one."""
+    """The checkpoint with the best score, None if none has one. Raises ValueError for an unknown ``mode``."""
     return next(iter(ranked(checkpoints, metric, mode)), None)
 
 
@@ -167,6 +193,13 @@ def without_a_number(checkpoints: Sequence[Checkpoint], metric: str, mode: str) 
 
 def _commit_order(checkpoint: Checkpoint) -> tuple[int, float, int]:
     return (checkpoint.serial, checkpoint.created, checkpoint.step)
+
+
+def _answer(rule: KeepRule, own: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
+    answer = rule.reasons_to_keep(own, facts)
+    if not isinstance(answer, Mapping):
+        raise TypeError(f"{rule!r}: reasons_to_keep must give a mapping of serials to reasons, not {answer!r}")
+    return answer
 
 
 def _unconditional(checkpoint: Checkpoint, newest: Checkpoint, own: Checkpoint | None, facts: Facts) -> list[str]:

@@ -83,7 +83,10 @@ class AtSteps:
 
 @dataclass(frozen=True, slots=True)
 class LogSpaced:
-    """Dense early, sparse late: at ``first``, then each time the step has grown by ``factor`` (rounded up)."""
+    """Dense early, sparse late: at ``first``, then each time the step has grown by ``factor`` (rounded up).
+
+    The series ends at 10^15 steps.
+    """
 
     first: int = 10
     factor: float = 2.0
@@ -111,8 +114,9 @@ class LogSpaced:
 @lru_cache(maxsize=64)
 def _series(first: int, factor: float) -> tuple[int, ...]:
     series = [first]
-    while series[-1] < _FAR_AWAY:
-        series.append(max(series[-1] + 1, math.ceil(series[-1] * factor)))
+    # Compared before it is rounded: a large factor leads to infinity, which has no whole number.
+    while series[-1] < _FAR_AWAY and (grown := series[-1] * factor) <= _FAR_AWAY:
+        series.append(max(series[-1] + 1, math.ceil(grown)))
     return tuple(series)
 
 
@@ -157,9 +161,20 @@ class First:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """Whenever any of several schedules is due; an empty one never is."""
+    """Whenever any of several schedules is due; an empty one never is. One inside another is opened up.
+
+    Raises TypeError naming the place of anything that is not a schedule.
+    """
 
     schedules: tuple[SaveSchedule, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.schedules, list | tuple):
+            raise TypeError(f"AnyOf(schedules={self.schedules!r}): schedules must be a list of schedules")
+        flat: list[SaveSchedule] = []
+        for schedule in _checked(self.schedules, "AnyOf: schedules"):
+            flat += schedule.schedules if isinstance(schedule, AnyOf) else (schedule,)
+        object.__setattr__(self, "schedules", tuple(flat))
 
     def reason_to_save(self, moment: Moment) -> str | None:
         """All reasons, joined."""
@@ -171,24 +186,39 @@ def as_schedule(save: SaveSchedule | Sequence[SaveSchedule] | None) -> AnyOf:
 
     Raises TypeError naming the place of anything that is not a schedule.
     """
+    if isinstance(save, AnyOf):
+        return save
     schedules: tuple[Any, ...] = () if save is None else tuple(save) if isinstance(save, list | tuple) else (save,)
-    for index, schedule in enumerate(schedules):
-        if isinstance(schedule, type) or not callable(getattr(schedule, "reason_to_save", None)):
-            raise TypeError(f"save[{index}] is {schedule!r}, not a schedule such as EverySteps(500)")
-    return AnyOf(schedules)
+    return AnyOf(_checked(schedules, "save"))
 
 
-def reasons_to_save(schedule: AnyOf, moment: Moment) -> tuple[str, ...]:
-    """The reasons of all schedules that are due."""
-    reasons = [each.reason_to_save(moment) for each in schedule.schedules]
-    return tuple(reason for reason in reasons if reason is not None)
+def reasons_to_save(schedule: SaveSchedule | Sequence[SaveSchedule] | None, moment: Moment) -> tuple[str, ...]:
+    """The reasons of all schedules that are due; quickest with what ``as_schedule`` gives."""
+    # This runs at every training step, and there is mostly nothing due.
+    reasons = [each.reason_to_save(moment) for each in as_schedule(schedule).schedules]
+    return tuple([reason for reason in reasons if reason is not None])
 
 
-def next_due(schedule: SaveSchedule, after: int, horizon: int) -> int | None:
-    """The next step after ``after``, at most ``horizon``, at which a schedule that counts steps is due.
+def next_due(schedule: SaveSchedule | Sequence[SaveSchedule] | None, after_step: int, horizon: int) -> int | None:
+    """The next step after ``after_step``, at most ``horizon``, at which a schedule that counts steps is due.
 
     None if there is none, or only ones that depend on the clock or on epochs.
     """
-    parts = schedule.schedules if isinstance(schedule, AnyOf) else (schedule,)
-    firsts = [next(iter(part.steps_after(after)), None) for part in parts if hasattr(part, "steps_after")]
+    parts = as_schedule(schedule).schedules
+    firsts = [next(iter(part.steps_after(after_step)), None) for part in parts if hasattr(part, "steps_after")]
     return min((step for step in firsts if step is not None and step <= horizon), default=None)
+
+
+def first_due(schedule: SaveSchedule | Sequence[SaveSchedule] | None, last_step: int) -> int | None:
+    """The first step of a whole run of ``last_step`` steps at which a schedule that counts steps is due.
+
+    None means that it never saves in such a run, if none of its parts depend on the clock or on epochs.
+    """
+    return next_due(schedule, 0, last_step)
+
+
+def _checked(schedules: Sequence[Any], what: str) -> tuple[SaveSchedule, ...]:
+    for index, schedule in enumerate(schedules):
+        if isinstance(schedule, type) or not callable(getattr(schedule, "reason_to_save", None)):
+            raise TypeError(f"{what}[{index}] is {schedule!r}, not a schedule such as EverySteps(500)")
+    return tuple(schedules)
