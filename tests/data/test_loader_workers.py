@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -118,3 +120,23 @@ print(loader.position)
 def test_a_program_ends_while_an_iterator_with_workers_is_open() -> None:
     done = subprocess.run([sys.executable, "-c", ABANDON], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "1\n"), done.stderr
+
+
+class WithProcess(Indices):
+    """Rows that tell which process read them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index), os.getpid()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+def test_case_29_a_signal_to_the_whole_group_leaves_workers_at_their_work(number: signal.Signals) -> None:
+    loader = with_workers(WithProcess(64))
+    batches = iter(loader)
+    rows = [row for _ in range(2) for row in next(batches)]
+    for process in {process for _, process in rows}:
+        # From another process: a worker ends when the training process tells it to.
+        subprocess.run(["kill", f"-{int(number)}", str(process)], check=True)
+    rows += [row for batch in batches for row in batch]
+    assert sorted(index for index, _ in rows) == list(range(64))
+    assert len({process for _, process in rows}) == 2

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from milepost.data.fetch import Fetch, MapDataset, Request
 from milepost.data.order import WORKERS, global_order, nth_word, stream_key
+from milepost.data.workers import calm
 from milepost.errors import IncompatibleStateError
 
 
@@ -28,7 +29,8 @@ class ResumableLoader:
     With ``isolate_rng``, what ``dataset[i]`` draws from the global generators of Python, NumPy and torch (CPU) depends
     on (seed, epoch, i) alone, and what ``collate_fn`` draws on the batch's first sample; in the training process those
     generators stay as they were. Set it to False for a dataset that draws nothing, to save the cost of seeding.
-    The remaining arguments are those of torch's DataLoader.
+    The remaining arguments are those of torch's DataLoader. Workers leave SIGINT, SIGTERM and SIGUSR1 to
+    the training process, so that a signal to the whole group costs no save.
 
     Raises TypeError or ValueError for arguments that cannot work, an epoch without a batch among them.
     """
@@ -76,7 +78,7 @@ class ResumableLoader:
             num_workers=num_workers,
             pin_memory=pin_memory,
             timeout=timeout,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=calm(worker_init_fn),
             multiprocessing_context=multiprocessing_context,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
