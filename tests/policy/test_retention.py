@@ -1,48 +1,26 @@
-"""Retention: what stays, why, and what can never go whatever the rules say."""
+"""Retention: what stays, and why."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.policy.histories import FACTS, KeepNothing, checkpoint, kept, scored
 
-from milepost.policy.resuming import resume_candidates
 from milepost.policy.retention import (
     Facts,
     KeepBest,
     KeepEvery,
     KeepLast,
     best,
-    is_usable,
+    keep_last_rule,
     plan_retention,
     without_a_number,
 )
-from milepost.records import Checkpoint, Level
-
-RUN = "this run"
-FACTS = Facts(run_id=RUN)
-
-
-def checkpoint(step: int, serial: int | None = None, **fields: object) -> Checkpoint:
-    serial = step if serial is None else serial
-    made = Checkpoint(step, Path(f"/run/step_{step}"), serial, RUN, f"id-{serial}", float(serial), 100)
-    return replace(made, **fields)
-
-
-def scored(*scores: float | None, metric: str = "loss") -> list[Checkpoint]:
-    return [
-        checkpoint(step, metrics={} if score is None else {metric: score}) for step, score in enumerate(scores, start=1)
-    ]
-
-
-def kept(checkpoints: Sequence[Checkpoint], rules: Sequence[object], facts: Facts = FACTS) -> list[int]:
-    return [each.step for each in plan_retention(checkpoints, rules, facts).keep]
-
+from milepost.records import Checkpoint
 
 TEN = [checkpoint(step) for step in range(1, 11)]
 
@@ -63,6 +41,30 @@ def test_case_05_rules_are_a_union_and_the_newest_stays(rules, expected):
     assert kept(TEN, rules) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, None), (-1, None), (1, KeepLast(1)), (7, KeepLast(7)), (np.int64(2), KeepLast(2)), (np.int64(-1), None)],
+)
+def test_case_05_null_and_minus_one_keep_all(value, expected):
+    assert keep_last_rule(value) == expected
+
+
+@pytest.mark.parametrize("value", [0, -2, "2", "", 1.5, -1.0, True, False, [1]])
+def test_case_05_what_is_no_count_is_refused(value):
+    with pytest.raises(
+        ValueError, match=r"KeepLast\(n=.*\): n must be a whole number of at least 1, or null"
+    ) as caught:
+        keep_last_rule(value)
+    assert repr(value) in str(caught.value)
+
+
+def test_case_05_one_leaves_exactly_the_newest_after_each_save():
+    left: tuple[Checkpoint, ...] = ()
+    for step in range(1, 6):
+        left = plan_retention([*left, checkpoint(step)], [KeepLast(1)], FACTS).keep
+        assert [each.step for each in left] == [step]
+
+
 def test_case_06_the_last_are_those_committed_last():
     history = [checkpoint(2, 1), checkpoint(10, 2), checkpoint(9, 3)]
     assert kept(history, [KeepLast(2)]) == [10, 9]
@@ -72,6 +74,13 @@ def test_case_07_the_one_resumed_from_and_pinned_ones_stay():
     history = [checkpoint(10), checkpoint(11, pinned=True), checkpoint(12)]
     assert kept(history, [KeepLast(1)], replace(FACTS, resumed_from="id-10")) == [10, 11, 12]
     assert kept(history, [KeepLast(1)]) == [11, 12]
+
+
+def test_case_07_a_history_of_saves_after_a_resume():
+    history = [checkpoint(8), checkpoint(10)]
+    resumed = replace(FACTS, resumed_from="id-8")
+    assert kept(history, [KeepLast(1)], resumed) == [8, 10]
+    assert kept([*history, checkpoint(12)], [KeepLast(1)], FACTS) == [12]
 
 
 def test_case_08_best_and_newest():
@@ -88,6 +97,18 @@ def test_case_09_what_another_run_wrote_stays_and_is_not_counted():
 def test_case_09_the_newest_of_this_run_stays_also_if_another_runs_is_newer():
     history = [checkpoint(4, 1), checkpoint(100, 9, run_id="another")]
     assert kept(history, [KeepEvery(1000)]) == [4, 100]
+
+
+def test_case_09_another_runs_scores_do_not_compete():
+    history = [checkpoint(1, 1, run_id="another", metrics={"loss": 0.0}), *scored(None, 0.5, 0.6)[1:], checkpoint(4)]
+    assert kept(history, [KeepBest(1, "loss")]) == [1, 2, 4]
+
+
+def test_case_09_a_rule_never_sees_another_runs_even_with_equal_serials():
+    history = [checkpoint(100, 1, run_id="another", id="other"), checkpoint(2, 1), checkpoint(4, 2)]
+    plan = plan_retention(history, [KeepLast(2)], FACTS)
+    assert plan.reasons(history[0]) == ("written by another run",)
+    assert plan.prune == ()
 
 
 @pytest.mark.parametrize(
@@ -130,6 +151,22 @@ def test_case_14_if_all_are_no_numbers_the_newest_are_kept(n):
     assert kept([*history, checkpoint(4)], [KeepBest(n, "loss")]) == [*range(4 - n, 4), 4]
 
 
+def test_case_15_a_save_without_a_score_is_plain_until_it_gets_one():
+    history = scored(0.5, None, 0.6)
+    assert kept(history, [KeepBest(1, "loss")]) == [1, 3]
+    history[1] = replace(history[1], metrics={"loss": 0.1})
+    assert kept(history, [KeepBest(1, "loss")]) == [2, 3]
+
+
+def test_case_15_scores_of_another_name_do_not_count():
+    assert kept(scored(0.1, 0.2, metric="accuracy"), [KeepBest(1, "loss")]) == [2]
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ValueError, match="mode='lowest'"):
+        best(scored(0.1), "loss", "lowest")
+
+
 def test_reasons_say_why():
     history = scored(0.5, 0.1, 0.4)
     plan = plan_retention(history, [KeepLast(2), KeepBest(2, "loss")], FACTS)
@@ -138,79 +175,56 @@ def test_reasons_say_why():
     assert plan.reasons(history[2]) == ("newest", "last 2", "number 2 in loss (0.4)")
 
 
-numbers = st.one_of(st.none(), st.sampled_from([math.nan, math.inf, -math.inf, 0.0, -0.0]), st.floats(-2, 2))
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> list[Checkpoint]:
-    steps = draw(st.lists(st.integers(0, 50), unique=True, min_size=1, max_size=12))
-    return [
-        checkpoint(
-            step,
-            serial,
-            pinned=draw(st.booleans()) and draw(st.booleans()),
-            run_id=draw(st.sampled_from([RUN, RUN, RUN, "another"])),
-            metrics={} if (score := draw(numbers)) is None else {"loss": score},
-        )
-        for serial, step in enumerate(draw(st.permutations(steps)), start=1)
+def test_every_unconditional_reason_is_said():
+    history = [
+        checkpoint(1, pinned=True),
+        checkpoint(2, run_id="another"),
+        checkpoint(3),
+        checkpoint(4, pinned=True),
+        checkpoint(5),
+    ]
+    plan = plan_retention(history, [KeepNothing()], replace(FACTS, resumed_from="id-4"))
+    assert [decision.reasons for decision in plan.decisions] == [
+        ("pinned",),
+        ("written by another run",),
+        (),
+        ("pinned", "resumed from"),
+        ("newest",),
     ]
 
 
-class KeepNothing:
-    def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
-        return {}
+def test_without_a_run_all_are_judged_alike():
+    history = [checkpoint(1, run_id="one"), checkpoint(2, run_id="two"), checkpoint(3, run_id="three")]
+    assert kept(history, [KeepLast(2)], Facts()) == [2, 3]
 
 
-rules = st.lists(
-    st.one_of(
-        st.builds(KeepLast, st.integers(1, 5)),
-        st.builds(KeepEvery, st.integers(1, 20)),
-        st.builds(KeepBest, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"])),
-        st.just(KeepNothing()),
-    ),
-    max_size=3,
-)
+def test_an_empty_catalog_has_an_empty_plan():
+    assert plan_retention([], [KeepLast(1)], FACTS).decisions == ()
 
 
-@given(histories(), rules, st.data())
-def test_whatever_the_rules_the_invariants_hold(history, rules, data):
-    resumed = data.draw(st.sampled_from([None, *(each.id for each in history)]))
-    plan = plan_retention(data.draw(st.permutations(history)), rules, Facts(RUN, resumed))
-    pruned = {each.id for each in plan.prune}
-    newest = max(history, key=lambda each: each.serial)
-    assert newest.id not in pruned
-    assert resumed not in pruned
-    assert not any(each.id in pruned for each in history if each.pinned or each.run_id != RUN)
-    assert sorted([*plan.keep, *plan.prune], key=lambda each: each.serial) == history
-    if not rules:
-        assert not pruned
+def test_reasons_are_found_for_a_record_that_was_read_again():
+    plan = plan_retention([checkpoint(1, metrics={"loss": float("nan")})], [], FACTS)
+    assert plan.reasons(checkpoint(1, metrics={"loss": float("nan")})) == ("newest",)
+    with pytest.raises(KeyError, match="step_2"):
+        plan.reasons(checkpoint(2))
 
 
-@given(histories(), rules, st.data())
-def test_the_plan_does_not_depend_on_the_order_of_what_it_is_given(history, rules, data):
-    assert plan_retention(data.draw(st.permutations(history)), rules, FACTS) == plan_retention(history, rules, FACTS)
+def test_a_rule_whose_answer_is_no_mapping_is_named():
+    class Wrong:
+        def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> list[int]:
+            return [1]
+
+    with pytest.raises(TypeError, match=r"Wrong.*mapping of serials to reasons, not \[1\]"):
+        plan_retention(TEN, [Wrong()], FACTS)
 
 
-@given(histories(), st.integers(1, 4), st.sampled_from(["min", "max"]))
-def test_the_best_are_those_that_a_slow_search_finds(history, n, mode):
-    own = [each for each in history if each.run_id == RUN]
-    left = [each for each in own if "loss" in each.metrics]
-    expected = []
-    while left and len(expected) < n:
-        winner = left[0]
-        for other in left[1:]:
-            one, two = winner.metrics["loss"], other.metrics["loss"]
-            if not is_usable(one, mode) or (is_usable(two, mode) and (two < one if mode == "min" else two > one)):
-                winner = other
-        expected.append(winner.serial)
-        left.remove(winner)
-    assert set(KeepBest(n, "loss", mode).reasons_to_keep(own, FACTS)) == set(expected)
+def test_a_rule_cannot_change_the_catalog_that_it_is_shown():
+    class Tampering:
+        def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
+            assert not hasattr(checkpoints, "reverse")
+            return {}
 
-
-@given(histories(), rules)
-def test_pruning_again_prunes_nothing_more(history, rules):
-    plan = plan_retention(history, rules, FACTS)
-    assert plan_retention(plan.keep, rules, FACTS).prune == ()
+    assert kept(TEN, [Tampering()]) == [10]
 
 
 @pytest.mark.parametrize(
@@ -231,10 +245,3 @@ def test_pruning_again_prunes_nothing_more(history, rules):
 def test_case_05_a_bad_argument_fails_where_it_is_written(make, error, text):
     with pytest.raises(error, match=text):
         make()
-
-
-def test_resuming_tries_the_newest_commit_first_and_full_ones_only():
-    history = [checkpoint(5, 1), checkpoint(8, 2, level=Level.WEIGHTS), checkpoint(3, 3)]
-    assert [each.step for each in resume_candidates(history, "auto")] == [3, 5]
-    assert [each.step for each in resume_candidates(history, 5)] == [5]
-    assert resume_candidates(history, 8) == ()

@@ -20,6 +20,7 @@ from milepost.policy.saving import (
     First,
     LogSpaced,
     as_schedule,
+    first_due,
     next_due,
     reasons_to_save,
 )
@@ -60,6 +61,33 @@ def test_a_schedule_is_due_at_its_steps(schedule, expected):
     assert due(schedule, list(range(1, 21))) == expected
 
 
+@pytest.mark.parametrize(("last", "expected"), [(10, [5, 10]), (11, [5, 10])])
+def test_case_01_each_multiple_is_due_once(last, expected):
+    assert due(EverySteps(5), list(range(1, last + 1))) == expected
+
+
+def test_case_01_asking_again_at_the_same_step_gives_nothing():
+    assert EverySteps(5).reason_to_save(Moment(10, 10)) is None
+
+
+def test_case_02_only_optimizer_updates_are_counted():
+    updates = [micro_step // 4 for micro_step in range(1, 17) if micro_step % 4 == 0]
+    assert due(EverySteps(2), updates) == [2, 4]
+
+
+@pytest.mark.parametrize("schedule", [EverySteps(5), EverySteps(1), AtSteps([1]), LogSpaced(1, 2), EveryMinutes(1)])
+def test_case_03_no_schedule_asks_for_step_0(schedule):
+    assert schedule.reason_to_save(Moment(0, 0)) is None
+    assert next_due(schedule, 0, 100) != 0
+
+
+def test_case_04_the_count_never_restarts_at_an_epoch():
+    several = as_schedule([EverySteps(5), AtEpochEnd()])
+    answers = {step: reasons_to_save(several, Moment(step, step - 1, epoch_end=step % 3 == 0)) for step in range(1, 13)}
+    assert [step for step, reasons in answers.items() if "every 5 steps" in reasons] == [5, 10]
+    assert [step for step, reasons in answers.items() if "end of an epoch" in reasons] == [3, 6, 9, 12]
+
+
 def test_case_04_an_epoch_end_is_due_whatever_the_step():
     assert AtEpochEnd().reason_to_save(Moment(3, 2, epoch_end=True)) == "end of an epoch"
 
@@ -80,6 +108,17 @@ def test_restarts_at_any_steps_change_nothing(schedule, stops):
     for start, end in pairwise([0, *sorted(stops), 200]):
         parts += due(schedule, list(range(start + 1, end + 1)), start=start)
     assert parts == whole
+
+
+@given(schedules, st.lists(st.integers(1, 199), max_size=10))
+def test_crashes_that_lose_the_steps_since_the_last_save_change_nothing(schedule, crashes):
+    whole = due(schedule, list(range(1, 201)))
+    saved: set[int] = set()
+    start = 0
+    for end in [*sorted(crashes), 200]:
+        saved.update(due(schedule, list(range(start + 1, end + 1)), start=start))
+        start = max(saved, default=0)
+    assert sorted(saved) == whole
 
 
 @given(schedules, st.lists(st.integers(1, 200), unique=True, min_size=1))
@@ -104,10 +143,54 @@ def test_next_due_of_several_is_the_soonest_and_of_the_clock_is_unknown():
     assert next_due(several, 10, 20) is None
 
 
+def test_first_due_tells_of_a_schedule_that_never_saves_before_the_last_step():
+    assert first_due(EverySteps(500), 499) is None
+    assert first_due(EverySteps(500), 500) == 500
+    assert first_due([EverySteps(500), AtSteps([70, 80])], 100) == 70
+    assert first_due(First(), 100) == 1
+    assert first_due(None, 100) is None
+
+
 @pytest.mark.parametrize("step", [10**9, 10**12, 10**15, 10**18])
-def test_huge_steps_are_no_trouble(step):
-    for schedule in (EverySteps(7), LogSpaced(10, 2), LogSpaced(1, 1.001), AtSteps([5])):
-        schedule.reason_to_save(Moment(step, step - 1))
+@pytest.mark.parametrize("schedule", [EverySteps(7), LogSpaced(10, 2), LogSpaced(1, 1.001), AtSteps([5])])
+def test_huge_steps_agree_with_what_was_foretold(schedule, step):
+    foretold = next_due(schedule, step - 1, step) is not None
+    assert (schedule.reason_to_save(Moment(step, step - 1)) is not None) == foretold
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (LogSpaced(100, 1e307), [100]),
+        (LogSpaced(10**400, 2), []),
+        (LogSpaced(3, 10**15), [3]),
+        (LogSpaced(10**9, 10), [10**9, 10**10, 10**11, 10**12, 10**13, 10**14, 10**15]),
+    ],
+)
+def test_large_factors_and_large_beginnings_end_before_infinity(schedule, expected):
+    found, step = [], 0
+    while (following := next_due(schedule, step, 10**18)) is not None:
+        step = following
+        found.append(step)
+        assert schedule.reason_to_save(Moment(step, step - 1)) is not None
+    assert found == expected
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 100), st.integers(0, 100))
+def test_every_steps_is_due_at_offset_and_each_n_after_it(n, offset, before, more):
+    expected = any(
+        step >= offset and step > 0 and (step - offset) % n == 0 for step in range(before + 1, before + more + 1)
+    )
+    assert (EverySteps(n, offset).reason_to_save(Moment(before + more, before)) is not None) == expected
+
+
+def test_a_clock_that_is_not_even_passes_each_mark_once():
+    clock = [0.0, 59.9, 60.0, 61.0, 200.0, 239.9, 240.0]
+    moments = [
+        Moment(step + 1, step, seconds=now, previous_seconds=then) for step, (then, now) in enumerate(pairwise(clock))
+    ]
+    asked = [moment.seconds for moment in moments if EveryMinutes(1).reason_to_save(moment)]
+    assert asked == [60.0, 200.0, 240.0]
 
 
 def test_all_reasons_are_given():
@@ -115,6 +198,22 @@ def test_all_reasons_are_given():
     assert reasons_to_save(several, Moment(10, 9)) == ("every 5 steps", "step 10 was asked for")
     assert several.reason_to_save(Moment(10, 9)) == "every 5 steps; step 10 was asked for"
     assert reasons_to_save(as_schedule(None), Moment(10, 9)) == ()
+
+
+def test_one_inside_another_is_opened_up():
+    nested = AnyOf((EverySteps(5), AnyOf([AtSteps([10]), AnyOf()])))
+    assert nested == AnyOf((EverySteps(5), AtSteps([10]))) == as_schedule(nested)
+    assert reasons_to_save(nested, Moment(10, 9)) == ("every 5 steps", "step 10 was asked for")
+    assert next_due(nested, 5, 100) == 10
+    assert hash(nested) == hash(as_schedule([EverySteps(5), AtSteps([10])]))
+
+
+@pytest.mark.parametrize("form", [EverySteps(5), [EverySteps(5)], (EverySteps(5),), AnyOf((EverySteps(5),))])
+def test_one_a_list_or_any_of_them_mean_the_same(form):
+    assert as_schedule(form) == AnyOf((EverySteps(5),))
+    assert reasons_to_save(form, Moment(5, 4)) == ("every 5 steps",)
+    assert reasons_to_save(form, Moment(6, 5)) == ()
+    assert first_due(form, 10) == next_due(form, 0, 10) == 5
 
 
 @pytest.mark.parametrize(
@@ -126,6 +225,9 @@ def test_all_reasons_are_given():
         (lambda: EverySteps("10"), TypeError, r"n='10'"),
         (lambda: EverySteps(True), TypeError, r"n=True"),
         (lambda: EverySteps(None), TypeError, r"n=None"),
+        (lambda: EverySteps(np.True_), TypeError, r"n=np\.True_"),
+        (lambda: EverySteps(np.float64(5)), TypeError, r"n=np\.float64"),
+        (lambda: EverySteps(np.array([1, 2])), TypeError, r"n=array.*whole number"),
         (lambda: EverySteps(5, offset=-1), ValueError, r"offset=-1"),
         (lambda: AtSteps([]), ValueError, r"AtSteps"),
         (lambda: AtSteps([0]), ValueError, r"steps=0"),
@@ -139,6 +241,15 @@ def test_all_reasons_are_given():
         (lambda: LogSpaced(10, "2"), TypeError, r"factor='2'"),
         (lambda: EveryMinutes(0), ValueError, r"minutes=0"),
         (lambda: EveryMinutes("5"), TypeError, r"minutes='5'"),
+        (lambda: EveryMinutes(True), TypeError, r"minutes=True"),
+        (lambda: EveryMinutes(np.True_), TypeError, r"minutes=np\.True_"),
+        (lambda: EveryMinutes(1j), TypeError, r"minutes=1j"),
+        (lambda: EveryMinutes(-math.inf), ValueError, r"minutes=-inf"),
+        (lambda: EveryMinutes(10**400), ValueError, r"minutes must be a finite number"),
+        (lambda: AnyOf((EverySteps(5), 7)), TypeError, r"AnyOf: schedules\[1\] is 7"),
+        (lambda: AnyOf([First]), TypeError, r"AnyOf: schedules\[0\]"),
+        (lambda: AnyOf(EverySteps(5)), TypeError, r"AnyOf\(schedules=EverySteps"),
+        (lambda: reasons_to_save([7], Moment(1)), TypeError, r"save\[0\] is 7"),
         (lambda: as_schedule([EverySteps(5), 7]), TypeError, r"save\[1\] is 7"),
         (lambda: as_schedule(EverySteps), TypeError, r"not a schedule"),
         (lambda: as_schedule(500), TypeError, r"EverySteps\(500\)"),
