@@ -17,7 +17,7 @@ from milepost.errors import CorruptCheckpointError, UnsupportedFormatError
 from milepost.records import Level
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.digests import CHUNK, FileRecord, digest
-from milepost.storage.layout import is_safe_name
+from milepost.storage.layout import MANIFEST, is_safe_name
 from milepost.storage.manifest import FORMAT_VERSION, Manifest, decode, encode, read_manifest
 from tests.faults import FaultyBackend, UnsyncedBackend, count_operations, in_child
 from tests.storage.samples import assert_whole, save, tree
@@ -72,7 +72,9 @@ MANIFESTS = st.builds(
     run_id=st.text(),
     id=st.text(),
     created=st.floats(0, 1e12),
-    files=st.dictionaries(st.text(min_size=1).filter(is_safe_name), _records(), max_size=3),
+    files=st.dictionaries(
+        st.text(min_size=1).filter(lambda name: is_safe_name(name) and name != MANIFEST), _records(), max_size=3
+    ),
     level=st.sampled_from(Level),
     epoch=st.none() | st.integers(0, 2**40),
     seconds=st.floats(0, 1e12),

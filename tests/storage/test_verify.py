@@ -92,7 +92,7 @@ def _pipe(file: Path) -> None:
 
 
 def _link_to_a_copy(file: Path) -> None:
-    copy = file.parents[len(file.parts) - file.parts.index("step_4")] / "copy"
+    copy = file.parents[len(file.parts) - file.parts.index("step_4") - 1] / "copy"
     file.rename(copy)
     file.symlink_to(copy)
 
