@@ -11,6 +11,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AnyOf": "milepost.policy.saving",
     "AtEpochEnd": "milepost.policy.saving",
     "AtSteps": "milepost.policy.saving",
     "Checkpoint": "milepost.records",
@@ -22,9 +23,11 @@ _HOMES = {
     "KeepEvery": "milepost.policy.retention",
     "KeepLast": "milepost.policy.retention",
     "Level": "milepost.records",
+    "KeepRule": "milepost.policy.retention",
     "LogSpaced": "milepost.policy.saving",
     "MilepostError": "milepost.errors",
     "Moment": "milepost.records",
+    "SaveSchedule": "milepost.policy.saving",
     "load_weights": "milepost.weights",
 }
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from milepost.policy.retention import KeepBest, KeepLast, KeepRule
+from milepost.policy.retention import KeepBest, KeepRule, keep_last_rule
 from milepost.policy.saving import EverySteps, SaveSchedule
 from milepost.quantities import parse_size
 from milepost.recipes.optimizer_settings import check_optimizer
@@ -253,9 +253,9 @@ class RecipeConfig(Section):
     def keep_rules(self) -> list[KeepRule]:
         """What to keep; empty keeps all."""
         rules: list[KeepRule] = keep_rules(self.checkpoint.keep or [], "checkpoint.keep")
-        last = self.keep_last_n_checkpoints
-        if last is not None and last != -1:
-            rules.append(KeepLast(last))
+        last = keep_last_rule(self.keep_last_n_checkpoints)
+        if last is not None:
+            rules.append(last)
         if self.keep_best_n_checkpoints is not None:
             rules.append(KeepBest(self.keep_best_n_checkpoints, self.metric_of_best, self.best_mode))
         return rules

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from milepost.policy.retention import KeepBest
+from milepost.policy.retention import KeepBest, keep_last_rule
 from milepost.policy.saving import as_schedule, next_due
 from milepost.recipes.config import METRICS, RecipeConfig
 
@@ -26,9 +26,10 @@ def _check_forms(config: RecipeConfig) -> None:
     ]
     if short and config.checkpoint.keep is not None:
         raise ValueError(f"{' and '.join(short)} and checkpoint.keep say the same thing twice; use one form")
-    last = config.keep_last_n_checkpoints
-    if last is not None and last != -1 and last < 1:
-        raise ValueError(f"keep_last_n_checkpoints: {last} must be at least 1, or null or -1 to keep all")
+    try:
+        keep_last_rule(config.keep_last_n_checkpoints)
+    except ValueError as error:
+        raise ValueError(f"keep_last_n_checkpoints: {error}") from None
 
 
 def _check_sources(config: RecipeConfig) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from milepost.errors import ConfigError
-from milepost.policy.retention import KeepBest, KeepEvery, KeepLast, KeepRule
+from milepost.policy.retention import KeepBest, KeepEvery, KeepLast, KeepRule, keep_last_rule
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced, SaveSchedule
 from milepost.recipes.spelling import nearest
 
@@ -110,9 +110,10 @@ def stored_keep_rules(values: Mapping[str, Any]) -> list[KeepRule]:
     """
     section = values.get("checkpoint")
     rules = keep_rules((section.get("keep") if isinstance(section, Mapping) else None) or [], "checkpoint.keep")
-    last, best = values.get("keep_last_n_checkpoints"), values.get("keep_best_n_checkpoints")
-    if last is not None and last != -1:
-        rules.append(_keeper({"last": last}, "keep_last_n_checkpoints"))
+    given, best = values.get("keep_last_n_checkpoints"), values.get("keep_best_n_checkpoints")
+    last = _made(lambda: keep_last_rule(given), "keep_last_n_checkpoints", given)
+    if last is not None:
+        rules.append(last)
     if best is not None:
         metric = values.get("best_metric") or ("val_loss" if values.get("validation_dataset") else "loss")
         rule = {"best": best, "metric": metric, "mode": values.get("best_mode", "min")}
