@@ -13,15 +13,16 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from milepost.data.tasks import validation_tasks
 from milepost.policy.retention import best
+from milepost.recipes.config_files import load_config
+from milepost.recipes.datasets import load_tables
 from milepost.storage.catalog import read_catalog
 from milepost.storage.manifest import read_manifest
 from milepost.storage.reader import read_snapshot
@@ -39,7 +40,7 @@ def main(folder: Path) -> int:
 
     act(f"2. The same configuration in {interrupted}, killed in the middle of training")
     last = newest_step(unbroken)
-    kill_in_training(interrupted, after_step=last // 3)
+    kill_in_training(interrupted, after_step=last // 3 + 10)
     act("3. The same command again; killed in the middle of a save")
     kill_in_a_save(interrupted)
     act("4. The same command again, to the end")
@@ -59,7 +60,8 @@ def main(folder: Path) -> int:
 
 def command(folder: Path) -> list[str]:
     """The quickstart, in a folder."""
-    return [*MILEPOST, "run", "quickstart", f"output_dir={folder}"]
+    # Numbers go to metrics.jsonl only; what is saved and pruned is still shown.
+    return [*MILEPOST, "run", "quickstart", f"output_dir={folder}", "metric_loggers=[jsonl]"]
 
 
 def kill_in_training(folder: Path, after_step: int) -> None:
@@ -134,19 +136,20 @@ def show_learning(folder: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(chosen.path)
     tokenizer = AutoTokenizer.from_pretrained(chosen.path)
-    task = validation_tasks()[0]
-    ask(model, tokenizer, task)
+    _, held_out = load_tables(load_config("quickstart"))
+    for task in [] if held_out is None else held_out.rows[:3]:
+        ask(model, tokenizer, task)
 
 
-def ask(model: torch.nn.Module, tokenizer: transformers.PreTrainedTokenizerBase, task: dict[str, str]) -> None:
+def ask(model: torch.nn.Module, tokenizer: transformers.PreTrainedTokenizerBase, task: Mapping[str, str]) -> None:
     """Print a question, the model's answer, and the right one."""
-    question = task["instruction"] + (f"\n{task['input']}" if task.get("input") else "")
+    question = f"{task['instruction']}\n\n{task['input']}".strip()
     prompt = tokenizer.apply_chat_template(
         [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
     )
     answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    say(f"asked:    {question!r}")
-    say(f"answered: {tokenizer.decode(answer, skip_special_tokens=True)!r} (expected {task['output']!r})")
+    asked = " ".join(question.split())
+    say(f"{asked!r} → {tokenizer.decode(answer, skip_special_tokens=True)!r} (right is {task['output']!r})")
 
 
 def logged(folder: Path, name: str) -> dict[int, float]:

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import xxhash
-from tests.manager.training import Run
 
 from milepost import KeepBest, KeepLast
 from milepost.storage.backend import LocalBackend, WritableFile
 from milepost.storage.catalog import read_catalog
+from tests.manager.training import Run
 
 LAST_STEP = 8
 EVERY = 2

@@ -16,6 +16,7 @@ from pathlib import Path
 
 # torch.optim imports this at the first step: once here, instead of a second in each child.
 import torch._dynamo  # noqa: F401
+
 from tests.crash.job import run_job
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.job import LAST_STEP, RESULT
 
 from milepost.storage.catalog import read_catalog
 from milepost.storage.verify import verify_checkpoint
+from tests.crash.job import LAST_STEP, RESULT
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,11 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from tests.data.words import BOS, CHAT, EOS, letters, spelled
 
 from milepost.data import FORMS, tokenize_rows
 from milepost.data.instruct import ALPACA, ALPACA_INPUT
 from milepost.errors import ConfigError
+from tests.data.words import BOS, CHAT, EOS, letters, spelled
 
 PAIR = {"prompt": "ab", "completion": "cd"}
 TASK = {"instruction": "do", "input": "it", "output": "ok"}

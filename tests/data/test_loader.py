@@ -11,11 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.data.datasets import Indices, Noise, flat, generators, noisy_rows, take
 from torch.utils.data import IterableDataset
 
 from milepost.data import ResumableLoader, TokenizedDataset, global_order
 from milepost.errors import IncompatibleStateError
+from tests.data.datasets import Indices, Noise, flat, generators, noisy_rows, take
 
 
 def loader_of(n: int, batch_size: int, **options: Any) -> ResumableLoader:

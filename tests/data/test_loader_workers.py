@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.data.datasets import Indices, Noise, generators, noisy_rows, take
 
 from milepost.data import ResumableLoader
+from tests.data.datasets import Indices, Noise, generators, noisy_rows, take
 
 # Python 3.12 and later warn of any fork while threads are there; torch's own threads are enough for that.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

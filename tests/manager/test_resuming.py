@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.manager.training import Run, damage, same, step_folders
 
 from milepost import CheckpointManager, EverySteps, KeepLast
 from milepost.errors import (
@@ -21,6 +20,7 @@ from milepost.errors import (
     UnsupportedFormatError,
 )
 from milepost.storage.digests import digest
+from tests.manager.training import Run, damage, same, step_folders
 
 DAMAGES = ["no training state", "empty weights", "flipped bit", "truncated manifest", "no manifest"]
 

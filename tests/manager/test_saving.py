@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.manager.training import Run, same, step_folders
 from torch import nn
 
 from milepost import AtEpochEnd, AtSteps, CheckpointManager, EverySteps, First, KeepBest, KeepLast, LogSpaced
@@ -24,6 +23,7 @@ from milepost.errors import (
     UnsupportedStateError,
 )
 from milepost.storage.backend import LocalBackend
+from tests.manager.training import Run, same, step_folders
 
 
 class FailingBackend(LocalBackend):

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from tests.manager.training import Run, same, step_folders
 
 ROOT = Path(__file__).parents[2]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.histories import checkpoint, histories
 
 from milepost.policy.resuming import resume_candidates
 from milepost.records import Level
+from tests.policy.histories import checkpoint, histories
 
 
 def test_resuming_tries_the_newest_commit_first_and_full_ones_only():

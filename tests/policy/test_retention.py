@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.policy.histories import FACTS, KeepNothing, checkpoint, kept, scored
 
 from milepost.policy.retention import (
     Facts,
@@ -21,6 +20,7 @@ from milepost.policy.retention import (
     without_a_number,
 )
 from milepost.records import Checkpoint
+from tests.policy.histories import FACTS, KeepNothing, checkpoint, kept, scored
 
 TEN = [checkpoint(step) for step in range(1, 11)]
 

@@ -6,10 +6,10 @@ import math
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.histories import FACTS, RUN, histories, numbers, rules, scored
 
 from milepost.policy.retention import Facts, KeepBest, KeepLast, best, is_usable, plan_retention
 from milepost.records import Checkpoint
+from tests.policy.histories import FACTS, RUN, histories, numbers, rules, scored
 
 
 @given(histories(), rules, st.data())

@@ -9,6 +9,8 @@ import sys
 
 import pytest
 import yaml
+
+from milepost.errors import ConfigError
 from tests.recipes.runs import (
     first_difference,
     logged,
@@ -18,8 +20,6 @@ from tests.recipes.runs import (
     saved_steps,
     settings,
 )
-
-from milepost.errors import ConfigError
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import warnings
 
 import pytest
 import torch
-from tests.recipes.runs import logged, run, run_until_crash, saved_steps, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from milepost import load_weights
@@ -15,6 +14,7 @@ from milepost.errors import CheckpointExistsError, ConfigError
 from milepost.recipes import full
 from milepost.recipes.config_files import load_config
 from milepost.storage.catalog import read_catalog
+from tests.recipes.runs import logged, run, run_until_crash, saved_steps, write_rows
 
 PLAIN = {
     "validation_dataset": None,
@@ -183,7 +183,7 @@ def test_what_is_said_at_start_and_per_step(tmp_path, capsys):
     write_rows(tmp_path / "rows.json", 26)
     run(tmp_path / "run", max_steps=None, epochs=1, keep_last_n_checkpoints=2)
     said = capsys.readouterr().out
-    assert "22 rows at 2 × 2 make 5 steps an epoch; 2 rows are left out each epoch; the run has 5 steps" in said  # noqa: RUF001
+    assert "22 rows at 2 × 2 make 5 steps an epoch; 2 rows left out each epoch; the run has 5 steps" in said  # noqa: RUF001
     assert "parameters, fp32, on cpu" in said
     assert "begins; the next save is at step 4" in said
     line = next(line for line in said.splitlines() if line.startswith("step 1/5"))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.recipes.runs import logged, run, run_until_crash, saved_steps, settings
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from milepost.data import PaddingCollator
 from milepost.recipes.losses import accumulate_gradients, label_tokens, summed_loss, validation_loss
 from milepost.storage.catalog import read_catalog
+from tests.recipes.runs import logged, run, run_until_crash, saved_steps, settings
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.recipes.runs import logged, rows, run, saved_steps, settings, write_rows
-from tests.recipes.test_full_saving import PLAIN
 from typer.testing import CliRunner
 
 from milepost.cli.app import app
@@ -18,6 +16,8 @@ from milepost.errors import (
     SaveFailedError,
 )
 from milepost.recipes import full
+from tests.recipes.runs import logged, rows, run, saved_steps, settings, write_rows
+from tests.recipes.test_full_saving import PLAIN
 
 
 @pytest.fixture

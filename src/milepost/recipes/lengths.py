@@ -33,7 +33,7 @@ class RunLength:
             f"{self.steps_per_epoch:,} steps an epoch"
         )
         left_out = self.rows - self.epoch_samples
-        return told + (f"; {left_out:,} rows are left out each epoch" if left_out else "")
+        return told + (f"; {left_out:,} row{'s' if left_out > 1 else ''} left out each epoch" if left_out else "")
 
 
 def run_length(config: RecipeConfig, rows: int) -> RunLength:
