@@ -30,6 +30,7 @@ def show(
     if as_json:
         print_json({**facts, "files": {name: record.size for name, record in manifest.files.items()}})
         return
+    facts["size"] = format_size(facts["size"])
     facts["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
     facts["metrics"] = ", ".join(f"{name} {score(value)}" for name, value in manifest.metrics.items()) or None
     facts["saved_because"] = "; ".join(manifest.reasons) or None
