@@ -19,6 +19,13 @@ from tests.faults import UnsyncedBackend
 
 RUN = "0123456789abcdef"
 OTHER_RUN = "fedcba9876543210"
+# Bytes of one item of each dtype that safetensors files of ours may have.
+ITEM_SIZES = {
+    **dict.fromkeys(["BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"], 1),
+    **dict.fromkeys(["U16", "I16", "F16", "BF16"], 2),
+    **dict.fromkeys(["U32", "I32", "F32"], 4),
+    **dict.fromkeys(["U64", "I64", "F64", "C64"], 8),
+}
 
 
 def tensor(dtype: str, shape: tuple[int, ...], data: bytes, logical: str | None = None) -> TensorBytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from milepost.storage.commit import rewrite_manifest
 from milepost.storage.digests import CHUNK, FileRecord, digest
 from milepost.storage.layout import MANIFEST, is_safe_name
 from milepost.storage.manifest import FORMAT_VERSION, Manifest, decode, encode, read_manifest
-from tests.faults import FaultyBackend, UnsyncedBackend, count_operations, in_child
-from tests.storage.samples import assert_whole, save, tree
+from tests.faults import UnsyncedBackend
+from tests.storage.samples import save
 
 HERE = Path("run/step_4")
 SAMPLE = Manifest(
@@ -283,56 +282,3 @@ def test_a_field_that_may_be_absent_has_a_default(field: str) -> None:
 
 def test_the_version_written_is_the_documented_one() -> None:
     assert (FORMAT_VERSION, json.loads(encode(SAMPLE))["format_version"]) == ("1.0", "1.0")
-
-
-def test_a_manifest_in_an_unusual_place_is_no_manifest(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path, tmp_path / "absent", tmp_path / "file"):
-        with pytest.raises(FileNotFoundError):
-            read_manifest(path)
-
-
-def _link(path: Path) -> None:
-    path.symlink_to("other.json")
-
-
-@pytest.mark.parametrize("make", [Path.mkdir, _link, os.mkfifo], ids=["a folder", "a symbolic link", "a named pipe"])
-def test_case_26_a_manifest_that_is_not_a_plain_file_is_damage(tmp_path: Path, make: Any) -> None:
-    (tmp_path / "other.json").write_bytes(encode(SAMPLE))
-    make(tmp_path / "milepost.json")
-    with pytest.raises(CorruptCheckpointError, match=r"milepost\.json"):
-        read_manifest(tmp_path)
-
-
-def test_a_huge_manifest_is_not_read_into_memory(tmp_path: Path) -> None:
-    (tmp_path / "milepost.json").touch()
-    os.truncate(tmp_path / "milepost.json", 1 << 40)
-    with pytest.raises(CorruptCheckpointError, match="too long"):
-        read_manifest(tmp_path)
-
-
-def _pin(folder: Path, backend: Any) -> None:
-    rewrite_manifest(backend, folder / "step_2", lambda manifest: replace(manifest, pinned=True))
-
-
-@pytest.mark.parametrize("fault", ["kill", 5])
-@pytest.mark.parametrize("at", range(1, 6))
-def test_a_rewrite_cut_short_leaves_the_old_manifest_or_the_new(tmp_path: Path, at: int, fault: int | str) -> None:
-    save(tmp_path, 2)
-    before = tree(tmp_path)
-    backend = FaultyBackend(at=at, fault=fault, torn=True)
-    if fault == "kill":
-        assert in_child(lambda: _pin(tmp_path, backend)) == -9
-    else:
-        with pytest.raises(OSError):
-            _pin(tmp_path, backend)
-        assert set(tree(tmp_path)) == set(before)
-    assert_whole(tmp_path, 2)
-    _pin(tmp_path, UnsyncedBackend())
-    assert read_manifest(tmp_path / "step_2").pinned
-
-
-def test_a_rewrite_is_the_five_operations_that_the_test_above_cuts_short(tmp_path: Path) -> None:
-    save(tmp_path, 2)
-    names = count_operations(lambda backend: _pin(tmp_path, backend))
-    assert names == ["create", "write", "sync", "rename", "sync_folder"]

@@ -17,7 +17,7 @@ from milepost.storage.backend import Backend
 from milepost.storage.catalog import read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import MANIFEST, RunFolder
-from milepost.storage.sweep import prune, recover, release_superseded, supersede, sweep_trash
+from milepost.storage.sweep import prune, recover, release_superseded, supersede, superseded_serial, sweep_trash
 from tests.faults import FaultyBackend, Killed, UnsyncedBackend
 from tests.power import PowerModel, Tree, materialise
 from tests.storage.samples import OTHER_RUN, assert_sound, assert_whole, debris, save
@@ -140,6 +140,7 @@ def test_what_has_returned_survives_a_power_failure(tmp_path: Path, action: Any,
         recover(RunFolder(tmp_path / str(number)), UnsyncedBackend())
         catalog = assert_sound(tmp_path / str(number))
         assert [checkpoint.step for checkpoint in catalog.checkpoints] == left
+        assert superseded_serial(RunFolder(tmp_path / str(number))) == superseded_serial(RunFolder(model.root))
         assert catalog.checkpoints[0].metrics == ({"loss": 0.5} if action is _record_metrics else {})
 
 
