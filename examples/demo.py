@@ -10,6 +10,7 @@ differs. Needs no network and no GPU; takes about two minutes on two CPU cores.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,6 +29,8 @@ from milepost.storage.manifest import read_manifest
 from milepost.storage.reader import read_snapshot
 
 MILEPOST = [sys.executable, "-m", "milepost"]
+# One thread: these tensors are too small for more, and whatever else the machine does then disturbs it less.
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def main(folder: Path) -> int:
@@ -35,7 +38,7 @@ def main(folder: Path) -> int:
     unbroken, interrupted = folder / "unbroken", folder / "interrupted"
     act(f"1. The unbroken run, in {unbroken}")
     started = time.monotonic()
-    subprocess.run(command(unbroken), check=True)
+    subprocess.run(command(unbroken), check=True, env=ENVIRONMENT)
     say(f"It took {time.monotonic() - started:.0f} s.")
 
     act(f"2. The same configuration in {interrupted}, killed in the middle of training")
@@ -44,7 +47,7 @@ def main(folder: Path) -> int:
     act("3. The same command again; killed in the middle of a save")
     kill_in_a_save(interrupted)
     act("4. The same command again, to the end")
-    subprocess.run(command(interrupted), check=True)
+    subprocess.run(command(interrupted), check=True, env=ENVIRONMENT)
 
     act("5. Are the two runs the same?")
     difference = next(differences(unbroken, interrupted), None)
@@ -66,8 +69,8 @@ def command(folder: Path) -> list[str]:
 
 def kill_in_training(folder: Path, after_step: int) -> None:
     """Start a run and kill it once it is past a step."""
-    run = subprocess.Popen(command(folder))
-    wait_until(run, lambda: logged_step(folder) >= after_step)
+    run = subprocess.Popen(command(folder), env=ENVIRONMENT)
+    wait_until(run, lambda: logged_step(folder) >= after_step, every=0.05)
     run.kill()
     run.wait()
     say(f"Killed with SIGKILL after step {logged_step(folder)}; the newest checkpoint is step_{newest_step(folder)}.")
@@ -77,9 +80,9 @@ def kill_in_a_save(folder: Path) -> None:
     """Kill at the first sight of a folder in which a checkpoint is being put together; again, if that came too late."""
     while True:
         before = set(folder.glob("step_*.staging-*"))
-        run = subprocess.Popen(command(folder))
+        run = subprocess.Popen(command(folder), env=ENVIRONMENT)
         # What the first kill may have left is swept when the run starts; only a folder that comes later counts.
-        wait_until(run, lambda: set(folder.glob("step_*.staging-*")) - before)  # noqa: B023
+        wait_until(run, lambda: set(folder.glob("step_*.staging-*")) - before, every=0.001)  # noqa: B023
         run.kill()
         run.wait()
         left = sorted(path.name for path in set(folder.glob("step_*.staging-*")) - before)
@@ -90,15 +93,18 @@ def kill_in_a_save(folder: Path) -> None:
         say("That save was faster than the kill; trying again at the next one.")
 
 
-def wait_until(run: subprocess.Popen[bytes], happened: Callable[[], object]) -> None:
-    """Return when something has happened; the run must live until then."""
+def wait_until(run: subprocess.Popen[bytes], happened: Callable[[], object], every: float) -> None:
+    """Return when something has happened, looking every so many seconds; the run must live until then."""
     while not happened():
+        time.sleep(every)
         if run.poll() is not None:
             raise SystemExit(f"the run ended by itself, with status {run.returncode}, before it could be killed")
 
 
 def differences(first: Path, second: Path) -> Iterator[str]:
     """What differs between two finished runs, in words; counts what was compared."""
+    for debris in second.glob("step_*.*"):
+        yield f"{debris} is still there"
     step = newest_step(first)
     if newest_step(second) != step:
         yield f"one ends with step_{step}, the other with step_{newest_step(second)}"
@@ -120,7 +126,8 @@ def differences(first: Path, second: Path) -> Iterator[str]:
             yield f"metrics.jsonl: the loss of step {number}"
     size = sum(tensor.nbytes for tensor in (*mine.weights.values(), *mine.tensors.values()))
     say(f"Yes, bit for bit at step {step}: {len(mine.weights)} weights, {len(mine.tensors)} tensors of optimizer and")
-    say(f"generators ({size / 1e6:.1f} MB), {', '.join(sorted(mine.state))}, and {len(losses[0])} logged losses.")
+    say(f"generators ({size / 1e6:.1f} MB), the state of {', '.join(sorted(mine.state))}, and {len(losses[0])} logged")
+    say("losses. Nothing is left of the save that was killed.")
 
 
 def show_learning(folder: Path) -> None:
