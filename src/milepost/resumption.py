@@ -49,8 +49,9 @@ def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, veri
         return _newest_good(run, backend, catalog, verify)
     if isinstance(source, int):
         return _read(_at(run, catalog, source), verify, inside=True)
-    path = Path(source).expanduser().absolute()
-    if path.parent.resolve() == run.path and (step := parse_step(path.name)) is not None:
+    # A link that somebody names is followed; links found in a run's folder are not.
+    path = Path(source).expanduser().resolve()
+    if path.parent == run.path and (step := parse_step(path.name)) is not None:
         return _read(_at(run, catalog, step), verify, inside=True)
     if catalog.checkpoints or catalog.damaged:
         raise CheckpointExistsError(

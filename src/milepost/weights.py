@@ -18,6 +18,7 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     IncompatibleStateError for tensors of another shape or, if ``strict``, for missing and unexpected ones; the model
     is untouched by any error.
     """
-    folder = Path(path).expanduser().absolute()
+    # A link that somebody names is followed; links inside a checkpoint are not.
+    folder = Path(path).expanduser().resolve()
     _, manifest = find_checkpoint(folder)
     return restore_model(model, read_weights(folder, manifest), manifest.ties, strict=strict)
