@@ -49,7 +49,7 @@ def test_damage_is_noticed_and_the_model_stays(tmp_path, run):
 
 @pytest.mark.parametrize("place", ["run", "nowhere", "run/step_3", "run/step_2/model.safetensors"])
 def test_what_is_no_checkpoint_is_said_so(tmp_path, run, place):
-    with pytest.raises(CheckpointNotFoundError, match="no checkpoint|not a checkpoint"):
+    with pytest.raises(CheckpointNotFoundError, match="not a checkpoint"):
         load_weights(tmp_path / place, run.model)
 
 
