@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +11,12 @@ from torch import nn
 from milepost.errors import SaveFailedError
 from milepost.records import JSON, Snapshot, TensorBytes
 from milepost.snapshot.flatten import Flattener
-from milepost.snapshot.names import module_state, parameter_names, unwrap
+from milepost.snapshot.names import is_weight, module_state, parameter_names
 from milepost.snapshot.optimizers import named_state
 from milepost.snapshot.rng import capture_rng
 from milepost.snapshot.stateful import RNG, Entries, Kind
-from milepost.snapshot.tensors import storage_key, to_bytes
+from milepost.snapshot.tensors import to_bytes
+from milepost.snapshot.ties import dropped_names, find_ties
 
 
 def capture(entries: Entries, *, copy: bool) -> Snapshot:
@@ -33,38 +33,19 @@ def capture(entries: Entries, *, copy: bool) -> Snapshot:
     weights: dict[str, TensorBytes] = {}
     ties: dict[str, str] = {}
     for name, value in entries.values.items():
-        content = _read(name, value, entries.kinds[name], names)
+        kind, path = entries.kinds[name], f'state["{name}"]'
+        content = _read(path, value, kind, names)
+        if kind is Kind.STATEFUL:
+            state[name] = _stateful(flattener, content, value, name, path)
+            continue
         if name == entries.model:
-            weights, ties = _weights(content, value, name, copy)
-            content = {key: item for key, item in content.items() if not isinstance(item, torch.Tensor)}
-        state[name] = flattener.flatten(content, name, f'state["{name}"]')
+            weights, ties = _weights(content, value, path, copy)
+            content = {key: item for key, item in content.items() if not is_weight(key, item)}
+        state[name] = flattener.flatten(content, name, path)
     return Snapshot(weights, ties, state, flattener.tensors)
 
 
-def find_ties(tensors: Mapping[str, torch.Tensor], dropped: Sequence[str] = ()) -> dict[str, str]:
-    """Other names of shared tensors, mapped to the one name under which each is kept.
-
-    ``dropped`` are names or patterns that are kept only if all names of a tensor match them.
-    """
-    groups: dict[object, list[str]] = {}
-    for name, tensor in tensors.items():
-        key = storage_key(tensor)
-        if key is not None:
-            groups.setdefault(key, []).append(name)
-    ties = {}
-    for names in groups.values():
-        kept = next((name for name in names if not _matches(name, dropped)), names[0])
-        ties.update({name: kept for name in names if name != kept})
-    return ties
-
-
-def dropped_names(model: nn.Module) -> list[str]:
-    """The names that a transformers model leaves out of its own checkpoints (``_tied_weights_keys``)."""
-    declared = getattr(unwrap(model), "_tied_weights_keys", None)
-    return [str(name) for name in declared] if isinstance(declared, dict | list | tuple | set) else []
-
-
-def _read(name: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+def _read(path: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
     if kind is Kind.PLAIN:
         return value
     try:
@@ -72,26 +53,26 @@ def _read(name: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
             return module_state(value)
         if kind is Kind.OPTIMIZER:
             return named_state(value, names)
-        content = value.state_dict()
-        generator = getattr(value, "generator", None)
-        return {
-            "state": content,
-            "generator": generator.get_state() if isinstance(generator, torch.Generator) else None,
-        }
+        return value.state_dict()
     except Exception as error:
-        raise SaveFailedError(f'state["{name}"].state_dict() failed: {error!r}') from error
+        raise SaveFailedError(f"{path}.state_dict() failed: {error!r}") from error
+
+
+def _stateful(flattener: Flattener, content: Any, value: Any, name: str, path: str) -> JSON:
+    generator = getattr(value, "generator", None)
+    drawn = generator.get_state() if isinstance(generator, torch.Generator) else None
+    return {
+        "state": flattener.flatten(content, f"{name}.state", f"{path}.state_dict()"),
+        "generator": flattener.flatten(drawn, f"{name}.generator", f"{path}.generator"),
+    }
 
 
 def _weights(
-    content: Mapping[str, Any], model: nn.Module, name: str, copy: bool
+    content: Mapping[str, Any], model: nn.Module, path: str, copy: bool
 ) -> tuple[dict[str, TensorBytes], dict[str, str]]:
-    tensors = {key: value for key, value in content.items() if isinstance(value, torch.Tensor)}
+    tensors = {name: value for name, value in content.items() if is_weight(name, value)}
     ties = find_ties(tensors, dropped_names(model))
     weights = {
-        key: to_bytes(value, f'state["{name}"].{key}', copy=copy) for key, value in tensors.items() if key not in ties
+        name: to_bytes(value, f"{path}.{name}", copy=copy) for name, value in tensors.items() if name not in ties
     }
     return weights, ties
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(name == pattern or re.fullmatch(pattern, name) for pattern in patterns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -56,7 +56,7 @@ class Flattener:
         encoder = _SCALARS.get(kind)
         if encoder is not None:
             return encoder(value)
-        if kind in (dict, list, tuple, OrderedDict, set, frozenset, deque):
+        if kind in _CONTAINERS:
             return self._container(value, kind, name, path)
         raise UnsupportedStateError(
             f"{path} is of type {kind.__module__}.{kind.__qualname__}, which cannot be stored without pickle. Store "
@@ -73,9 +73,8 @@ class Flattener:
         try:
             if kind is dict and all(type(key) is str and key[:1] != "$" and _is_text(key) for key in value):
                 return {key: self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]") for key, item in value.items()}
-            if kind in (dict, OrderedDict):
-                tag = "$dict" if kind is dict else "$ordered"
-                return {tag: [self._pair(key, item, name, path) for key, item in value.items()]}
+            if kind in _MAPPINGS:
+                return {_MAPPINGS[kind]: [self._pair(key, item, name, path) for key, item in value.items()]}
             items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
         finally:
             self._open.discard(id(value))
@@ -108,21 +107,23 @@ class Flattener:
         return leaf
 
     def _numpy(self, value: Any, name: str, path: str) -> JSON:
-        if value.dtype.hasobject or value.dtype.names is not None or type(value).__module__.split(".")[0] != "numpy":
+        if not _is_plain(value.dtype):
             raise UnsupportedStateError(f"{path} is a NumPy value of dtype {value.dtype}, not plain numbers", path=path)
-        if type(value) is not np.ndarray and isinstance(value, np.ndarray):
+        if type(value) is not np.ndarray and type(value) is not value.dtype.type:
             raise UnsupportedStateError(f"{path} is a {type(value).__name__}, not a plain array", path=path)
-        data = np.ascontiguousarray(value).tobytes()
+        data = value.tobytes()
         if isinstance(value, np.generic):
             return {"$numpy": value.dtype.str, "bytes": base64.b64encode(data).decode()}
         stored = self._store(name, TensorBytes("U8", (len(data),), memoryview(bytearray(data))))
         return {"$ndarray": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
 
     def _store(self, name: str, data: TensorBytes) -> str:
-        unique, count = name, 1
+        # Names of tensors are written as UTF-8.
+        stem = name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
+        unique, count = stem, 1
         while unique in self.tensors:
             count += 1
-            unique = f"{name}~{count}"
+            unique = f"{stem}~{count}"
         self.tensors[unique] = data
         return unique
 
@@ -132,7 +133,7 @@ class Unflattener:
 
     def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
         self._tensors = tensors
-        self._made: dict[tuple[str, bool], torch.Tensor] = {}
+        self._made: dict[tuple[str, bool, bool], torch.Tensor] = {}
 
     def unflatten(self, tree: JSON) -> Any:
         """The value of a JSON tree. Raises CorruptCheckpointError for a tree that ``flatten`` cannot have made."""
@@ -153,26 +154,42 @@ class Unflattener:
         if tag == "$tensor":
             return self._tensor(content, tree)
         if tag == "$ndarray":
-            buffer = bytearray(self._tensors[content].data)
-            return np.ndarray(tuple(tree["shape"]), np.dtype(tree["dtype"]), buffer=buffer)
+            return _array(bytearray(self._tensors[content].data), tree["dtype"], tuple(tree["shape"]))
         if tag == "$deque":
             return deque(self._value(content), tree["maxlen"])
         if tag == "$numpy":
-            return np.frombuffer(base64.b64decode(tree["bytes"]), np.dtype(content))[0]
-        if tag in ("$dict", "$ordered"):
-            pairs = [(self._value(key), self._value(item)) for key, item in content]
-            return dict(pairs) if tag == "$dict" else OrderedDict(pairs)
+            return _array(bytearray(base64.b64decode(tree["bytes"])), content, ())[()]
+        if tag in _MAPPING_TYPES:
+            return _MAPPING_TYPES[tag]({self._value(key): self._value(item) for key, item in content})
         return _DECODERS[tag](self._value(content))
 
     def _tensor(self, name: str, tree: Mapping[str, JSON]) -> torch.Tensor:
         is_parameter, requires_grad = tree.get("parameter") is True, tree.get("requires_grad") is True
-        key = (name, is_parameter)
+        key = (name, is_parameter, requires_grad)
         if key not in self._made:
-            tensor = to_tensor(self._tensors[name])
-            if is_parameter:
-                tensor = torch.nn.Parameter(tensor, requires_grad=requires_grad)
-            self._made[key] = tensor.requires_grad_(requires_grad)
+            if key[1:] == (False, False):
+                tensor = to_tensor(self._tensors[name])
+            else:
+                # A parameter and a plain tensor of the same memory are two objects, and share it again.
+                tensor = self._tensor(name, {}).detach()
+                tensor = torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_()
+            self._made[key] = tensor
         return self._made[key]
+
+
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    # Types that others have added to NumPy call themselves plain bytes, and objects and texts of any length are
+    # addresses: neither would come back from the bytes as it was.
+    return dtype.kind in "biufcmMSUV" and dtype.names is None and np.dtype(dtype.str) == dtype
+
+
+def _array(data: bytearray, name: str, shape: tuple[int, ...]) -> Any:
+    dtype = np.dtype(name)
+    # NumPy gives an empty text a byte that its dtype has not.
+    whole = dtype.itemsize == 0 or math.prod(shape) * dtype.itemsize == len(data)
+    if not _is_plain(dtype) or not whole:
+        raise ValueError(f"{len(data)} bytes do not make {name!r} of shape {list(shape)}")
+    return np.ndarray(shape, dtype, buffer=data) if dtype.itemsize and data else np.zeros(shape, dtype)
 
 
 def _is_text(value: str) -> bool:
@@ -197,6 +214,9 @@ def _real(value: float) -> JSON:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
+_MAPPINGS: dict[type, str] = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
+_MAPPING_TYPES: dict[str, Any] = {tag: kind for kind, tag in _MAPPINGS.items()}
+_CONTAINERS = frozenset({*_MAPPINGS, list, tuple, set, frozenset, deque})
 _SCALARS: dict[type, Any] = {
     bytes: lambda value: {"$bytes": base64.b64encode(value).decode()},
     complex: lambda value: {"$complex": [_real(value.real), _real(value.imag)]},

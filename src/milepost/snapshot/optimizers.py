@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from milepost.snapshot.names import unused
+
 _KNOWN = ("state", "param_groups")
+# What schedulers, and named parameters, add to a group.
+_ADDED = frozenset({"param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
+# State of torch's own optimizers that has its parameter's shape.
+_PARAMETER_SHAPED = frozenset({
+    "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta", "sum",
+    "exp_inf", "ax", "prev", "step_size",
+})  # fmt: skip
 
 
 def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
@@ -24,8 +33,7 @@ def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
     state_dict = optimizer.state_dict()
     by_number: dict[Any, str] = {}
     groups = []
-    for at, (group, stored) in enumerate(zip(optimizer.param_groups, state_dict["param_groups"], strict=True)):
-        own = _group_names(group, at, names)
+    for own, stored in zip(_names_by_group(optimizer, names), state_dict["param_groups"], strict=True):
         by_number.update(zip(stored["params"], own, strict=True))
         groups.append({**stored, "params": own})
     state = {by_number[key]: value for key, value in state_dict["state"].items() if key in by_number}
@@ -35,17 +43,17 @@ def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
 
 
 def find_mismatches(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str], entry: str) -> list[str]:
-    """One sentence for each way in which a saved state does not fit the optimizer's groups."""
-    live = [_group_names(group, at, names) for at, group in enumerate(optimizer.param_groups)]
+    """One sentence for each way in which a saved state does not fit the optimizer."""
+    live = _names_by_group(optimizer, names)
     stored = [group["params"] for group in saved["param_groups"]]
     if len(live) != len(stored):
         return [f"{entry}: {len(stored)} parameter groups are stored, the optimizer has {len(live)}"]
-    problems = []
+    problems = _differing_kinds(optimizer, saved, entry)
     for at, (here, there) in enumerate(zip(live, stored, strict=True)):
         known, saved_names = set(here), set(there)
         problems += [f"{entry}: group {at} lacks {name}" for name in there if name not in known]
         problems += [f"{entry}: group {at} has {name}, which is not stored" for name in here if name not in saved_names]
-    return problems
+    return problems + _differing_shapes(optimizer, saved, live, entry)
 
 
 def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
@@ -53,24 +61,26 @@ def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapp
     numbers: dict[str, int] = {}
     places: dict[str, tuple[torch.Tensor, Mapping[str, Any]]] = {}
     groups = []
-    for at, (group, stored) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
-        own = _group_names(group, at, names)
+    plain = _is_plain(optimizer)
+    named = _names_by_group(optimizer, names)
+    for own, group, stored in zip(named, optimizer.param_groups, saved["param_groups"], strict=True):
         for name, parameter in zip(own, group["params"], strict=True):
             numbers.setdefault(name, len(numbers))
             places[name] = (parameter, group)
-        groups.append({**stored, "params": [numbers[name] for name in own]})
+        placed = {key: _beside(group.get(key), value) for key, value in stored.items()}
+        groups.append({**placed, "params": [numbers[name] for name in own]})
     extra = {key: value for key, value in saved.items() if key not in (*_KNOWN, "other_state")}
     state: dict[Any, Any] = dict(saved["other_state"])
-    if not _is_plain(optimizer):
+    if not plain:
         # Somebody's own load_state_dict, or a hook, has a right to see all of it.
         state.update((numbers[name], value) for name, value in saved["state"].items())
     optimizer.load_state_dict({**extra, "state": state, "param_groups": groups})
     for name, values in saved["state"].items():
         parameter, settings = places[name]
-        if _is_plain(optimizer):
+        if plain:
             optimizer.state[parameter] = _placed(values, parameter, settings)
-        else:
-            _undo_casts(optimizer.state.get(parameter), values)
+        elif parameter in optimizer.state:
+            optimizer.state[parameter] = _with_own_bits(optimizer.state[parameter], values)
 
 
 def _is_plain(optimizer: Optimizer) -> bool:
@@ -82,23 +92,75 @@ def _placed(values: Any, parameter: torch.Tensor, group: Mapping[str, Any]) -> A
     # Where torch's own load_state_dict puts tensors, without its casts to the parameter's dtype, and without its
     # search of every group for every tensor, which takes minutes for many thousands of them.
     if not isinstance(values, dict):
-        return values
+        return _moved(values, parameter.device)
     on_device = bool(group.get("capturable") or group.get("fused"))
     return {
-        key: value.to(parameter.device) if isinstance(value, torch.Tensor) and (key != "step" or on_device) else value
-        for key, value in values.items()
+        key: _moved(value, parameter.device) if key != "step" or on_device else value for key, value in values.items()
     }
 
 
-def _undo_casts(live: Any, values: Any) -> None:
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if type(value) is dict:
+        return {key: _moved(item, device) for key, item in value.items()}
+    return type(value)(_moved(item, device) for item in value) if type(value) in (list, tuple) else value
+
+
+def _beside(live: Any, value: Any) -> Any:
+    # A learning rate that is a tensor stays where the optimizer has it.
+    both = isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)
+    return value.to(live.device) if both else value
+
+
+def _with_own_bits(loaded: Any, value: Any) -> Any:
     # load_state_dict casts moments to their parameter's dtype: fp32 moments of a bf16 parameter would lose bits.
-    if not isinstance(values, dict) or not isinstance(live, dict):
-        return
-    for key, value in values.items():
-        loaded = live.get(key)
-        if isinstance(value, torch.Tensor) and isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
-            live[key] = value.to(device=loaded.device)
+    if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor):
+        return value.to(loaded.device) if loaded.dtype != value.dtype else loaded
+    if isinstance(loaded, dict) and isinstance(value, dict):
+        loaded.update({key: _with_own_bits(item, value[key]) for key, item in loaded.items() if key in value})
+    elif type(loaded) in (list, tuple) and type(loaded) is type(value) and len(loaded) == len(value):
+        return type(loaded)(_with_own_bits(*pair) for pair in zip(loaded, value, strict=True))
+    return loaded
 
 
-def _group_names(group: Mapping[str, Any], at: int, names: Mapping[int, str]) -> list[str]:
-    return [names.get(id(parameter), f"param_groups.{at}.{place}") for place, parameter in enumerate(group["params"])]
+def _names_by_group(optimizer: Optimizer, names: Mapping[int, str]) -> list[list[str]]:
+    own: dict[int, str] = {}
+    taken = set(names.values())
+    for at, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in own:
+                name = names.get(id(parameter))
+                own[id(parameter)] = unused(f"param_groups.{at}.{place}", taken) if name is None else name
+    return [[own[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
+
+
+def _differing_kinds(optimizer: Optimizer, saved: Mapping[str, Any], entry: str) -> list[str]:
+    # A newer torch adds settings, and a loop's own may come and go. Settings on both sides that the other has not
+    # are those of another kind of optimizer, which would fail in its first step.
+    problems = []
+    for at, (live, stored) in enumerate(zip(optimizer.param_groups, saved["param_groups"], strict=True)):
+        lacking = [key for key in optimizer.defaults if key not in stored]
+        foreign = [key for key in stored if key not in live and key not in _ADDED]
+        if lacking and foreign:
+            problems.append(
+                f"{entry}: group {at} is of another kind of optimizer, with {', '.join(sorted(foreign))}; the "
+                f"{type(optimizer).__name__} here has {', '.join(sorted(lacking))}"
+            )
+    return problems
+
+
+def _differing_shapes(optimizer: Optimizer, saved: Mapping[str, Any], named: list[list[str]], entry: str) -> list[str]:
+    if not type(optimizer).__module__.startswith("torch.optim."):
+        return []
+    problems = []
+    for names, group in zip(named, optimizer.param_groups, strict=True):
+        for name, parameter in zip(names, group["params"], strict=True):
+            values = saved["state"].get(name)
+            for key in sorted(_PARAMETER_SHAPED.intersection(values)) if isinstance(values, dict) else ():
+                if isinstance(values[key], torch.Tensor) and values[key].shape != parameter.shape:
+                    problems.append(
+                        f"{entry}: {name}.{key} {list(values[key].shape)} is stored, the parameter has "
+                        f"{list(parameter.shape)}"
+                    )
+    return problems

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from milepost.errors import IncompatibleStateError
 from milepost.records import Snapshot, TensorBytes
-from milepost.snapshot.capture import dropped_names, find_ties
-from milepost.snapshot.flatten import Unflattener
-from milepost.snapshot.names import clean, module_state, parameter_names, unwrap
+from milepost.snapshot.flatten import Flattener, Unflattener
+from milepost.snapshot.modules import compare_module, compare_ties, described, live_weights, load_module, with_ties
+from milepost.snapshot.names import is_weight, parameter_names
 from milepost.snapshot.optimizers import find_mismatches, load_named_state
-from milepost.snapshot.rng import restore_rng
+from milepost.snapshot.plain import InPlace
+from milepost.snapshot.problems import Problems
+from milepost.snapshot.rng import capture_rng, restore_rng
 from milepost.snapshot.stateful import RNG, Entries, Kind
-from milepost.snapshot.tensors import shape_and_dtype, to_tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,56 +31,37 @@ class LoadResult:
     unexpected: tuple[str, ...]
 
 
-@dataclass(slots=True)
-class _Problems:
-    missing: list[str] = field(default_factory=list)
-    unexpected: list[str] = field(default_factory=list)
-    mismatched: list[str] = field(default_factory=list)
-
-    def raise_if_any(self) -> None:
-        """One error that names them all."""
-        parts = [
-            f"{len(names)} {what} ({', '.join(names[:20])}{', …' if len(names) > 20 else ''})"
-            for what, names in (
-                ("missing in the checkpoint", self.missing),
-                ("not in the live state", self.unexpected),
-                ("that differ", self.mismatched),
-            )
-            if names
-        ]
-        if parts:
-            raise IncompatibleStateError(
-                "the checkpoint does not fit the live state, and nothing was changed: " + "; ".join(parts) + ". Build "
-                "the objects as they were when it was saved, or name entries in allow_missing.",
-                missing=self.missing,
-                unexpected=self.unexpected,
-                mismatched=self.mismatched,
-            )
-
-
 def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str] = ()) -> None:
     """Put a snapshot's state into the live objects, in place, the random number generators last.
 
     ``allow_missing`` names entries that may be in one of the two only; they are left as they are. Raises
     IncompatibleStateError naming every missing, unexpected or differing part, with all live objects untouched.
     """
-    allowed = set(allow_missing)
-    problems = _Problems()
-    _compare(problems, set(entries.values) | {RNG}, set(snapshot.state), allowed, "{}")
+    allowed = {allow_missing} if isinstance(allow_missing, str) else set(allow_missing)
+    problems = Problems()
+    problems.compare({*entries.values, RNG} - allowed, set(snapshot.state) - allowed)
     unflattener = Unflattener(snapshot.tensors)
     saved = {name: unflattener.unflatten(tree) for name, tree in snapshot.state.items()}
-    if entries.model is not None and entries.model in snapshot.state:
-        saved[entries.model] |= _with_ties(snapshot.weights, snapshot.ties)
     present = {name: value for name, value in entries.values.items() if name in saved}
+    owner = _owner_of_weights(entries, saved)
+    if owner is not None:
+        saved[owner] |= with_ties(snapshot.weights, snapshot.ties, live_weights(present[owner]))
     names = parameter_names(entries)
     for name, value in present.items():
         _check(problems, name, value, entries.kinds[name], saved[name], names)
+    if RNG in saved and not (isinstance(saved[RNG], dict) and {"python", "numpy", "torch"} <= saved[RNG].keys()):
+        problems.mismatched.append(f"{RNG}: what is stored are no generators' states")
     problems.raise_if_any()
-    # Foreign objects first: only their load_state_dict can still refuse.
-    for kind in (Kind.STATEFUL, Kind.MODULE, Kind.OPTIMIZER, Kind.PLAIN):
-        for name, value in present.items():
-            if entries.kinds[name] is kind:
-                _apply(name, value, kind, saved[name], names)
+    _load_foreign({name: value for name, value in present.items() if entries.kinds[name] is Kind.STATEFUL}, saved)
+    in_place = InPlace()
+    for kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.PLAIN):
+        for name in (name for name in present if entries.kinds[name] is kind):
+            if kind is Kind.MODULE:
+                load_module(present[name], saved[name], strict=True)
+            elif kind is Kind.OPTIMIZER:
+                load_named_state(present[name], saved[name], names)
+            else:
+                in_place.load(present[name], saved[name])
     if RNG in saved:
         restore_rng(saved[RNG])
 
@@ -89,30 +73,42 @@ def restore_model(
 
     Raises IncompatibleStateError, with the model untouched.
     """
-    saved = _with_ties(weights, ties)
-    live = {name: value for name, value in module_state(model).items() if isinstance(value, torch.Tensor)}
+    live = live_weights(model)
+    saved = with_ties(weights, ties, live)
     missing = tuple(name for name in live if name not in saved)
     unexpected = tuple(name for name in saved if name not in live)
-    problems = _Problems()
+    problems = Problems()
     if strict:
         problems.missing += missing
         problems.unexpected += unexpected
     for name in (name for name in live if name in saved):
-        shape, _ = _described(saved[name])
+        shape, _ = described(saved[name])
         if shape != tuple(live[name].shape):
             problems.mismatched.append(f"{name}: {list(shape)} is stored, the model has {list(live[name].shape)}")
+    compare_ties(problems, "", live, saved)
     problems.raise_if_any()
-    _load_module(model, {name: value for name, value in saved.items() if name in live}, strict=False)
+    load_module(model, {name: value for name, value in saved.items() if name in live}, strict=False)
     return LoadResult(missing, unexpected)
 
 
-def _with_ties(weights: Mapping[str, TensorBytes], ties: Mapping[str, str]) -> dict[str, TensorBytes]:
-    return {**weights, **{name: weights[kept] for name, kept in ties.items() if kept in weights}}
+def _owner_of_weights(entries: Entries, saved: Mapping[str, Any]) -> str | None:
+    """The module whose tensors were saved as the weights: those of every other are in its own state."""
+    owners = [
+        name
+        for name, module in entries.of(Kind.MODULE).items()
+        if isinstance(saved.get(name), dict)
+        and live_weights(module)
+        and not any(is_weight(key, value) for key, value in saved[name].items())
+    ]
+    return entries.model if entries.model in owners else owners[0] if len(owners) == 1 else None
 
 
-def _check(problems: _Problems, name: str, value: Any, kind: Kind, saved: Any, names: Mapping[int, str]) -> None:
+def _check(problems: Problems, name: str, value: Any, kind: Kind, saved: Any, names: Mapping[int, str]) -> None:
     if kind is Kind.MODULE:
-        _check_module(problems, name, value, saved)
+        if isinstance(saved, dict):
+            compare_module(problems, name, value, saved)
+        else:
+            problems.mismatched.append(f"{name}: what is stored is no module's state")
     elif kind is Kind.OPTIMIZER:
         if not isinstance(saved, dict) or not {"state", "other_state", "param_groups"} <= saved.keys():
             problems.mismatched.append(f"{name}: what is stored is no optimizer's state")
@@ -126,87 +122,40 @@ def _check(problems: _Problems, name: str, value: Any, kind: Kind, saved: Any, n
         problems.mismatched.append(f"{name}: what is stored did not come from a state_dict()")
 
 
-def _check_module(problems: _Problems, entry: str, module: nn.Module, saved: Mapping[str, Any]) -> None:
-    live = module_state(module)
-    _compare(problems, set(live), set(saved), set(), entry + ".{}")
-    for name, value in live.items():
-        if name not in saved or not isinstance(value, torch.Tensor):
-            continue
-        shape, dtype = _described(saved[name])
-        if (shape, dtype) != (tuple(value.shape), value.dtype):
-            problems.mismatched.append(
-                f"{entry}.{name}: {dtype} {list(shape)} is stored, the model has {value.dtype} {list(value.shape)}"
-            )
-    tensors = {name: value for name, value in live.items() if isinstance(value, torch.Tensor)}
-    for name, kept in find_ties(tensors, dropped_names(module)).items():
-        if name in saved and kept in saved and saved[name] is not saved[kept] and not _equal(saved[name], saved[kept]):
-            problems.mismatched.append(f"{entry}.{name}: it is one tensor with {kept} here, and two are stored")
+def _load_foreign(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    """Load the objects that only their own ``load_state_dict`` can check, or none of them: the first to go, too.
 
-
-def _compare(problems: _Problems, live: set[str], saved: set[str], allowed: set[str], spelling: str) -> None:
-    problems.missing += [spelling.format(name) for name in sorted(live - saved - allowed)]
-    problems.unexpected += [spelling.format(name) for name in sorted(saved - live - allowed)]
-
-
-def _described(value: Any) -> tuple[tuple[int, ...], Any]:
-    if isinstance(value, TensorBytes):
-        return shape_and_dtype(value)
-    if isinstance(value, torch.Tensor):
-        return tuple(value.shape), value.dtype
-    return (), type(value).__name__
-
-
-def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, TensorBytes) and isinstance(second, TensorBytes):
-        return first.data == second.data
-    return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and torch.equal(first, second)
-
-
-def _apply(name: str, value: Any, kind: Kind, saved: Any, names: Mapping[int, str]) -> None:
-    if kind is Kind.MODULE:
-        _load_module(value, saved, strict=True)
-    elif kind is Kind.OPTIMIZER:
-        load_named_state(value, saved, names)
-    elif kind is Kind.PLAIN:
-        _load_in_place(value, saved)
-    else:
+    Before anything else, since afterwards nothing can refuse any more.
+    """
+    # Asking torchdata's loader for its state begins an epoch. It refuses nothing, and need not be asked.
+    ordered = sorted(objects, key=lambda name: not isinstance(objects[name], DataLoader))
+    generators = capture_rng()
+    undo: list[tuple[Any, Any]] = []
+    for name in ordered:
+        value = objects[name]
+        if not isinstance(value, DataLoader):
+            undo.append((value, _state_now(value)))
         try:
-            value.load_state_dict(saved["state"])
-        except IncompatibleStateError:
-            raise
+            value.load_state_dict(saved[name]["state"])
         except Exception as error:
+            for changed, before in reversed(undo):
+                if before is not None:
+                    # One that refuses its own state too is left as its author left it.
+                    with contextlib.suppress(Exception):
+                        changed.load_state_dict(before[0])
+            restore_rng(generators)
+            if isinstance(error, IncompatibleStateError):
+                raise
             raise IncompatibleStateError(f'state["{name}"].load_state_dict() failed: {error!r}') from error
-        if saved["generator"] is not None and isinstance(getattr(value, "generator", None), torch.Generator):
-            value.generator.set_state(saved["generator"])
+    for name, value in objects.items():
+        if saved[name]["generator"] is not None and isinstance(getattr(value, "generator", None), torch.Generator):
+            value.generator.set_state(saved[name]["generator"])
 
 
-def _load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool) -> None:
-    inner = unwrap(module)
-    live_names = {clean(name): name for name in inner.state_dict()}
-    made = {
-        live_names[name]: to_tensor(value) if isinstance(value, TensorBytes) else value for name, value in saved.items()
-    }
-    inner.load_state_dict(made, strict=strict)
-
-
-def _load_in_place(live: Any, saved: Any) -> None:
-    if isinstance(live, dict):
-        merged = {key: _merged(live.get(key), value) for key, value in saved.items()}
-        live.clear()
-        live.update(merged)
-    else:
-        live[:] = [_merged(live[at] if at < len(live) else None, value) for at, value in enumerate(saved)]
-
-
-def _merged(live: Any, saved: Any) -> Any:
-    """The live object changed to the saved value where that can be, else the saved value."""
-    if type(live) is type(saved) and isinstance(live, dict | list):
-        _load_in_place(live, saved)
-        return live
-    if isinstance(live, torch.Tensor) and isinstance(saved, torch.Tensor):
-        alike = (live.shape, live.dtype, live.requires_grad) == (saved.shape, saved.dtype, saved.requires_grad)
-        if alike and type(live) is type(saved):
-            with torch.no_grad():
-                return live.copy_(saved)
-        return saved.to(live.device)
-    return saved
+def _state_now(value: Any) -> tuple[Any] | None:
+    """A copy of an object's state, in a tuple; None where it has none yet, or none that could be stored."""
+    flattener = Flattener(copy=True)
+    with contextlib.suppress(Exception):
+        tree = flattener.flatten(value.state_dict(), "state", "state")
+        return (Unflattener(flattener.tensors).unflatten(tree),)
+    return None

@@ -21,7 +21,8 @@ def capture_rng() -> dict[str, Any]:
         "torch": torch.get_rng_state(),
     }
     accelerator = _accelerator()
-    if accelerator is not None:
+    # A device that nothing has used yet has drawn nothing; reading its generator would start it for every process.
+    if accelerator is not None and getattr(accelerator[1], "is_initialized", _always)():
         kind, module = accelerator
         state[kind] = [module.get_rng_state(index) for index in range(module.device_count())]
     return state
@@ -58,8 +59,11 @@ def _accelerator() -> tuple[str, Any] | None:
     kind = torch.accelerator.current_accelerator()
     if kind is None:
         return None
-    module = torch.get_device_module(kind.type)
-    return (kind.type, _Mps if kind.type == "mps" else module)
+    return (kind.type, _Mps if kind.type == "mps" else torch.get_device_module(kind.type))
+
+
+def _always() -> bool:
+    return True
 
 
 class _Mps:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,8 +13,7 @@ from torch.utils.data import DataLoader
 
 from milepost.errors import UnsupportedStateError
 from milepost.snapshot.flatten import Flattener
-
-logger = logging.getLogger("milepost")
+from milepost.snapshot.loaders import check_samplers, give_generator
 
 RNG = "rng"
 
@@ -63,22 +61,26 @@ def check_state(state: Mapping[str, Any]) -> Entries:
     model = "model" if "model" in modules else modules[0] if len(modules) == 1 else None
     for value in state.values():
         if isinstance(value, DataLoader):
-            _give_generator(value)
+            give_generator(value)
     return Entries(dict(state), kinds, model)
 
 
 def _kind(name: str, value: Any) -> Kind:
     path = f'state["{name}"]'
+    if isinstance(value, type):
+        raise UnsupportedStateError(f"{path} is the class {value.__name__}; give an object of it", path=path)
     if isinstance(value, nn.Module):
         return Kind.MODULE
     if isinstance(value, torch.optim.Optimizer):
         return Kind.OPTIMIZER
+    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
+        if isinstance(value, DataLoader):
+            check_samplers(value, path)
+        return Kind.STATEFUL
     if isinstance(value, dict | list):
         # Fails now rather than at the first save if something in it cannot be stored.
         Flattener(copy=False).flatten(value, name, path)
         return Kind.PLAIN
-    if callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None)):
-        return Kind.STATEFUL
     if isinstance(value, DataLoader):
         raise UnsupportedStateError(
             f"{path} is a DataLoader, which does not know its position. Use milepost.data.ResumableLoader, or "
@@ -90,14 +92,3 @@ def _kind(name: str, value: Any) -> Kind:
         "state_dict and load_state_dict, or put the value into a dict that the loop reads and changes.",
         path=path,
     )
-
-
-def _give_generator(loader: DataLoader[Any]) -> None:
-    if loader.generator is not None:
-        return
-    loader.generator = torch.Generator()
-    loader.generator.manual_seed(torch.initial_seed())
-    for owner in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
-        if getattr(owner, "generator", loader) is None:
-            owner.generator = loader.generator  # type: ignore[union-attr]
-    logger.info("a loader in the state had no generator, and iterating it would draw from torch's: it has its own now")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
@@ -19,6 +20,10 @@ _NAMES = {
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_NUMPY = frozenset({
+    torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    torch.bool,
+})  # fmt: skip
 # Complex numbers that safetensors does not know are stored as pairs of real ones.
 _PAIRS = {torch.complex128: "F64", torch.complex32: "F16"}
 
@@ -33,9 +38,11 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
     try:
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         data = _view(host)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, TypeError) as error:
         raise UnsupportedStateError(
-            f"{path} has the dtype {tensor.dtype}, which torch cannot copy", path=path
+            f"{path} has the dtype {tensor.dtype}, which torch cannot copy ({error})", path=path
         ) from error
     if copy and host.data_ptr() == tensor.data_ptr():
         data = memoryview(bytearray(data))
@@ -49,10 +56,7 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
 
 def to_tensor(stored: TensorBytes) -> torch.Tensor:
     """A tensor in memory of its own from its bytes. Raises CorruptCheckpointError for a dtype that torch lacks."""
-    dtype, shape = _DTYPES.get(stored.dtype), stored.shape
-    if stored.logical is not None:
-        dtype, shape = _logical_dtype(stored), shape[:-1]
-    assert dtype is not None, "storage has checked the name"
+    shape, dtype = shape_and_dtype(stored)
     tensor = torch.empty(shape, dtype=dtype)
     if stored.nbytes != tensor.numel() * tensor.element_size():
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
@@ -61,10 +65,26 @@ def to_tensor(stored: TensorBytes) -> torch.Tensor:
     return tensor
 
 
+def to_borrowed_tensor(stored: TensorBytes) -> torch.Tensor:
+    """Like ``to_tensor``, for reading only: it may be a view of the stored bytes."""
+    shape, dtype = shape_and_dtype(stored)
+    whole = stored.nbytes == math.prod(shape) * dtype.itemsize
+    # torch has no tensors that cannot be written, and warns of bytes that cannot.
+    if not whole or not stored.nbytes or stored.data.readonly:
+        return to_tensor(stored)
+    octets = torch.frombuffer(stored.data, dtype=torch.uint8)
+    # Bytes of a file begin where they begin, and wider numbers must be aligned.
+    if octets.data_ptr() % dtype.itemsize:
+        return to_tensor(stored)
+    return octets.view(dtype).view(shape)
+
+
 def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
-    """What ``to_tensor`` would give, without making it."""
+    """What ``to_tensor`` would give, without making it. Raises CorruptCheckpointError for a dtype that torch lacks."""
     if stored.logical is not None:
         return stored.shape[:-1], _logical_dtype(stored)
+    if stored.dtype not in _DTYPES:
+        raise CorruptCheckpointError(f"a tensor has the dtype {stored.dtype!r}, which this torch does not know")
     return stored.shape, _DTYPES[stored.dtype]
 
 
@@ -75,10 +95,14 @@ def check_storable(tensor: torch.Tensor, path: str) -> None:
         fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
     elif tensor.layout is not torch.strided:
         fault = f"has the layout {tensor.layout}"
+    elif tensor.is_nested:
+        fault = "is nested"
     elif tensor.is_quantized:
         fault = "is quantized"
     elif tensor.is_meta:
         fault = "is on the meta device and has no values"
+    elif tensor._is_zerotensor():
+        fault = "has no memory"
     if fault is not None:
         raise UnsupportedStateError(
             f"{path} {fault}; only plain dense tensors can be stored. Store its parts as plain tensors instead.",
@@ -90,19 +114,38 @@ def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Equal for two tensors that are the same view of the same memory; None for an empty one."""
     if tensor.numel() == 0:
         return None
-    place = (str(tensor.device), tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
+    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two tensors are equal in shape, dtype and every bit, NaNs too."""
+    if (first.shape, first.dtype) != (second.shape, second.dtype):
+        return False
+    return to_bytes(first, "", copy=False).data == to_bytes(second, "", copy=False).data
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether some of its elements are the same memory, as an expanded tensor's are: it cannot be written in place."""
+    return tensor.numel() > 1 and any(
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
     if tensor.numel() == 0:
         return memoryview(bytearray())
+    array: Any
+    if tensor.dtype in _NUMPY:
+        # The same as below, and several times faster for many small tensors.
+        array = tensor.numpy()
+        return memoryview(array.reshape(-1).view(np.uint8))
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     flat = real.reshape(-1)
     if flat.stride(0) != 1:
         # One element may have any stride and is still called contiguous.
         flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
-    array: Any = flat.view(torch.uint8).numpy()
+    array = flat.view(torch.uint8).numpy()
     return memoryview(array)
 
 
