@@ -11,7 +11,7 @@ import torch
 from milepost.errors import ConfigError
 from milepost.policy.retention import KeepBest, KeepEvery, KeepLast
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced
-from milepost.recipes.config import RecipeConfig
+from milepost.recipes.config import FIELDS, RecipeConfig
 from milepost.recipes.config_files import (
     GUARDED,
     changed_keys,
@@ -33,6 +33,24 @@ def quickstart(*overrides: str) -> RecipeConfig:
 def test_a_shipped_configuration_is_sound_and_its_resolved_form_is_the_same(name):
     config = load_config(name)
     assert parse_config(resolved_yaml(config), "again") == config
+
+
+TEXTS = ["1e5", "10", "true", "null", "2026-01-01", "${seed}", "\\${a}", "\\\\${", "a\\", "${", "é #1: 'x'\n", "???x"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_any_text_comes_back_from_the_resolved_form_as_it_was(text):
+    shipped = quickstart()
+    tokenizer = shipped.tokenizer.model_copy(update={"chat_template": text})
+    config = shipped.model_copy(update={"output_dir": text, "tokenizer": tokenizer})
+    assert parse_config(resolved_yaml(config), "again") == config
+
+
+def test_an_error_has_its_key_and_value():
+    with pytest.raises(ConfigError) as caught:
+        quickstart("validation_dataset.split_from_train=0")
+    assert (caught.value.key, caught.value.value) == ("validation_dataset.split_from_train", 0)
+    assert str(caught.value).count("split_from_train") == 1
 
 
 def test_the_rfc_story_is_shipped():
@@ -83,6 +101,21 @@ def test_the_rfc_story_is_shipped():
         (["checkpoint.max_shard_size=big"], ["max_shard_size='big'"]),
         (["metric_loggers=[terminal, wandb]"], ["metric_loggers"]),
         (["resume="], ["resume"]),
+        (["lr=1"], ["unknown key 'lr'", "did you mean 'optimizer.lr'?"]),
+        (["weight_decay=0.1"], ["did you mean 'optimizer.weight_decay'?"]),
+        (["data_files=x"], ["did you mean 'dataset.data_files'?"]),
+        (["resume={form: 7}"], ["did you mean 'resume.from'?"]),
+        (["resume.allow_changes=[sed]"], ["'sed'", "did you mean 'seed'?"]),
+        (["dataset={source: text, data_files: x}"], ["source: text", "form: alpaca"]),
+        (["dataset={source: json, data_files: x, columns: {instrucion: q}}"], ["did you mean 'instruction'?"]),
+        (["optimizer.weight_decay='0.1'"], ["weight_decay: '0.1' must be a number"]),
+        (["optimizer.lr=.inf"], ["optimizer.lr: inf", "finite"]),
+        (["seed=9223372036854775808"], ["seed: 9223372036854775808", "less than"]),
+        (["validation_dataset.source=json"], ["validation_dataset.source", "cannot stand beside"]),
+        (["validation_dataset={sorce: json}"], ["did you mean 'validation_dataset.source'?"]),
+        (["output_dir=''"], ["output_dir: ''"]),
+        (["lr_scheduler="], ["lr_scheduler: None", "section of keys: name, num_warmup_steps"]),
+        (["checkpoint.save=[{every_n_train_steps: 1}, {evry_minutes: 1}]"], ["checkpoint.save[1]: there is no rule"]),
     ],
 )
 def test_case_33_a_wrong_setting_is_refused_by_key_value_and_rule(overrides, texts):
@@ -131,6 +164,7 @@ def test_case_15_settings_that_can_never_work_are_refused(overrides):
         ["~save_every_n_train_steps", "checkpoint.save=[{every_minutes: 30}]"],
         ["~save_every_n_train_steps", "~keep_best_n_checkpoints"],
         ["~max_steps"],
+        ["max_steps=5"],
     ],
 )
 def test_case_15_settings_that_can_work_are_not_refused(overrides):
@@ -252,6 +286,18 @@ def test_the_name_under_which_a_configuration_is_stored(given, name):
 )
 def test_which_changes_a_resume_refuses(override, changed):
     assert changed_keys(quickstart(), quickstart(override)) == changed
+
+
+def test_fields_are_those_that_the_forms_read():
+    from milepost.data.instruct import FORMS
+
+    assert {name: form.fields for name, form in FORMS.items()} == FIELDS
+
+
+def test_a_changed_source_of_validation_rows_changes_the_training_rows():
+    elsewhere = quickstart("~validation_dataset", "validation_dataset.source=embedded")
+    assert changed_keys(quickstart(), elsewhere) == ["validation_dataset.split_from_train"]
+    assert changed_keys(elsewhere, elsewhere.model_copy(update={"validation_dataset": None})) == []
 
 
 def test_guarded_keys_exist():

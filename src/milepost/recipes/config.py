@@ -12,9 +12,16 @@ from milepost.policy.saving import EverySteps, SaveSchedule
 from milepost.quantities import parse_size
 from milepost.recipes.optimizer_settings import check_optimizer
 from milepost.recipes.rules import keep_rules, schedules
+from milepost.recipes.spelling import nearest
 
 Whole = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Form = Literal["alpaca", "prompt_completion", "text"]
+FIELDS: dict[Form, tuple[str, ...]] = {
+    "alpaca": ("instruction", "input", "output"),
+    "prompt_completion": ("prompt", "completion"),
+    "text": ("text",),
+}
 METRICS = ("loss", "val_loss")
 
 
@@ -78,6 +85,18 @@ class DatasetConfig(Section):
             raise ValueError("source: embedded takes no data_files, subset, columns or form")
         if not from_files and self.data_files:
             raise ValueError(f"data_files need source: json, csv, parquet or text, not {self.source!r}")
+        if self.source == "text" and self.form != "text":
+            raise ValueError(
+                f"source: text gives rows of one text each, so form: {self.form} finds no fields; use text"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _known_columns(self) -> DatasetConfig:
+        for field in self.columns:
+            if field not in FIELDS[self.form]:
+                near = nearest(field, FIELDS[self.form])
+                raise ValueError(f"columns: the form {self.form} has no field {field!r}{near}")
         return self
 
 
@@ -105,7 +124,7 @@ class OptimizerConfig(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: str = Field("AdamW", description="a class of torch.optim")
-    lr: Annotated[float, Field(gt=0)] = Field(2e-5, description="the highest learning rate")
+    lr: Positive = Field(2e-5, description="the highest learning rate")
 
     @model_validator(mode="after")
     def _known(self) -> OptimizerConfig:
@@ -171,14 +190,14 @@ class ResumeConfig(Section):
 class RecipeConfig(Section):
     """One run."""
 
-    output_dir: str = Field(description="the run's folder; checkpoints are step_N folders in it")
+    output_dir: str = Field(min_length=1, description="the run's folder; checkpoints are step_N folders in it")
     model: ModelConfig
     tokenizer: TokenizerConfig = TokenizerConfig()
     dataset: DatasetConfig
     validation_dataset: ValidationConfig | None = Field(
         None, description="rows to validate on: as dataset, or {split_from_train: 0.1}"
     )
-    seed: Annotated[int, Field(ge=0)] = Field(0, description="seed of weights, order and dropout")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(0, description="seed of weights, order and dropout")
     shuffle: bool = Field(True, description="shuffle the rows anew each epoch")
     batch_size: Whole = Field(2, description="rows in one forward pass")
     gradient_accumulation_steps: Whole = Field(1, description="forward passes to one optimizer step")
@@ -190,7 +209,7 @@ class RecipeConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig()
     lr_scheduler: SchedulerConfig = SchedulerConfig()
     loss: Literal["cross_entropy"] = Field("cross_entropy", description="token-weighted cross entropy")
-    clip_grad_norm: Annotated[float, Field(gt=0)] | None = Field(None, description="the largest gradient norm")
+    clip_grad_norm: Positive | None = Field(None, description="the largest gradient norm")
     dtype: Literal["fp32", "bf16"] = Field("fp32", description="dtype of the weights: fp32 or bf16")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps, …")
     compile: bool = Field(False, description="torch.compile the model")

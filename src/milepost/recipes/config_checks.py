@@ -5,6 +5,8 @@ from __future__ import annotations
 from milepost.policy.retention import KeepBest, keep_last_rule
 from milepost.policy.saving import as_schedule, next_due
 from milepost.recipes.config import METRICS, RecipeConfig
+from milepost.recipes.config_files import GUARDED
+from milepost.recipes.spelling import nearest
 
 _HORIZON = 100_000
 
@@ -37,6 +39,9 @@ def _check_sources(config: RecipeConfig) -> None:
         raise ValueError("tokenizer: a fresh model needs tokenizer.path or tokenizer.vocab_size")
     if config.resume.from_ == "":
         raise ValueError("resume: an empty text is no path; use auto, never, a step or a path")
+    for key in config.resume.allow_changes:
+        if not any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in GUARDED):
+            raise ValueError(f"resume.allow_changes: {key!r} is no setting that a resume guards{nearest(key, GUARDED)}")
 
 
 def _check_validation(config: RecipeConfig) -> None:
@@ -70,6 +75,9 @@ def _check_scored_saves(config: RecipeConfig) -> None:
     if not all(hasattr(each, "steps_after") for each in (*saving.schedules, *validating.schedules)):
         return
     saved = next_due(saving, 0, horizon)
+    if saved is None:
+        # Only the last step is saved, and that one has a score always.
+        return
     validated = next_due(validating, 0, horizon)
     while saved is not None and validated is not None and saved != validated:
         if saved < validated:

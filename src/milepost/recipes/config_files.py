@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,10 +11,11 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from milepost.errors import ConfigError
 from milepost.recipes.config import RecipeConfig
+from milepost.recipes.config_faults import explained
 from milepost.recipes.spelling import nearest
 
 # Settings that a resumed run cannot change and still go on bit for bit.
@@ -70,14 +69,14 @@ def parse_config(text: str, place: str, overrides: Sequence[str] = ()) -> Recipe
     try:
         return RecipeConfig.model_validate(values)
     except ValidationError as error:
-        raise _explained(error, place, values) from error
+        raise explained(error, place) from error
 
 
 def resolved_yaml(config: RecipeConfig) -> str:
     """The configuration as YAML, overrides and defaults included; reading it gives the same configuration."""
-    values = config.model_dump(mode="json", by_alias=True)
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, default_flow_style=False)
-    return text
+    values = _as_written(config.model_dump(mode="json", by_alias=True))
+    # Not yaml.safe_dump: OmegaConf reads more texts as numbers than YAML does (1e5), and knows which to put in quotes.
+    return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def config_file_name(name_or_path: str) -> str:
@@ -141,54 +140,13 @@ def _drop(loaded: Any, key: str) -> None:
     del holder[last]
 
 
-def _explained(error: ValidationError, place: str, values: Mapping[str, Any]) -> ConfigError:
-    sentences = []
-    for fault in error.errors(include_url=False):
-        path = [str(part) for part in fault["loc"] if not _is_union_branch(part)]
-        key = ".".join(path)
-        if fault["type"] == "extra_forbidden":
-            sentences.append(f"unknown key {key!r}{nearest_key(path)}")
-        elif fault["type"] == "missing":
-            sentences.append(f"{key} is needed")
-        else:
-            message = fault["msg"].removeprefix("Value error, ")
-            value = "" if isinstance(fault["input"], Mapping | BaseModel) else f": {fault['input']!r}"
-            sentences.append(f"{key}{value}: {message}" if key else message)
-    unique = list(dict.fromkeys(sentences))
-    first = error.errors(include_url=False)[0]
-    return ConfigError(f"{place}: " + "; ".join(unique), key=".".join(map(str, first["loc"])), value=first.get("input"))
-
-
-def nearest_key(path: Sequence[str]) -> str:
-    """``; did you mean …?`` for the last part of a key's path, among the keys known at its place and elsewhere."""
-    model: Any = RecipeConfig
-    for part in path[:-1]:
-        model = _section(model, part)
-    known = list(model.model_fields) if model is not None else []
-    near = difflib.get_close_matches(path[-1], known, n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean {'.'.join([*path[:-1], near[0]])!r}?"
-    return f"; there are {', '.join(known)}" if len(path) > 1 else ""
-
-
-def _section(model: Any, name: str) -> Any:
-    field = model.model_fields.get(name) if model is not None else None
-    if field is None:
-        return None
-    options: Iterable[Any] = (field.annotation,)
-    if typing.get_origin(field.annotation) in (typing.Union, types.UnionType):
-        options = typing.get_args(field.annotation)
-    return next((each for each in options if isinstance(each, type) and issubclass(each, BaseModel)), None)
-
-
-def _is_union_branch(part: object) -> bool:
-    # pydantic puts the class of a union's branch, or a type's name, into the path.
-    text = str(part)
-    return (
-        text.endswith("Config")
-        or text in ("int", "str", "float", "constrained-int", "constrained-float")
-        or "[" in text
-    )
+def _as_written(value: Any) -> Any:
+    """The value with texts spelled such that OmegaConf reads them as they are, not as references to other keys."""
+    if isinstance(value, str):
+        return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
+    if isinstance(value, Mapping):
+        return {name: _as_written(inner) for name, inner in value.items()}
+    return [_as_written(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

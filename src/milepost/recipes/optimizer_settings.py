@@ -40,6 +40,9 @@ def check_optimizer(name: str, settings: Mapping[str, Any]) -> None:
         raise ValueError(f"name: {name} cannot be used here: {_REFUSED[name]}")
     if name not in SETTINGS:
         raise ValueError(f"name: torch.optim has no {name!r} that can be used here{nearest(name, SETTINGS)}")
-    for key in settings:
+    for key, value in settings.items():
         if key not in SETTINGS[name]:
             raise ValueError(f"{key}: torch.optim.{name} has no such setting{nearest(key, SETTINGS[name])}")
+        parts = value if isinstance(value, list | tuple) else [value]
+        if not all(part is None or isinstance(part, int | float) for part in parts):
+            raise ValueError(f"{key}: {value!r} must be a number, true, false or a list of numbers")
