@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import select
 import sys
 import textwrap
 import time
@@ -32,12 +33,21 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
             say_error(str(error))
             raise typer.Exit(USAGE) from None
         except (MilepostError, OSError) as error:
+            if isinstance(error, BrokenPipeError) and _nobody_reads():
+                raise
             say_error(str(error))
             raise typer.Exit(FAILURE) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 
     return reporting
+
+
+def _nobody_reads() -> bool:
+    # `milepost ls … | head` is no mistake. Asked of nothing, poll tells of errors alone.
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)
+    return bool(output.poll(0))
 
 
 def say_error(message: str) -> None:
