@@ -13,7 +13,7 @@ import pytest
 from milepost.storage.catalog import Catalog, newest_serial, read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import RunFolder
-from milepost.storage.manifest import encode, read_manifest
+from milepost.storage.manifest import Manifest, encode, read_manifest
 from milepost.storage.sweep import prune, recover, supersede, sweep_trash
 from tests.faults import UnsyncedBackend
 from tests.storage.samples import save, steps, tree
@@ -161,3 +161,18 @@ def test_case_26_a_linked_control_folder_is_refused(tmp_path: Path, name: str) -
         act(run, backend, read_catalog(run.path).checkpoints)
     recover(run, backend)
     assert steps(run.path) == [2] and os.listdir(tmp_path / "outside") == []
+
+
+def test_a_folder_that_is_pruned_while_it_is_read_is_no_longer_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "step_2").mkdir()
+    (tmp_path / "step_4").mkdir()
+
+    def pruned_meanwhile(path: Path) -> Manifest:
+        if path.name == "step_4":
+            path.rmdir()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("milepost.storage.catalog.read_manifest", pruned_meanwhile)
+    assert [entry.path.name for entry in read_catalog(tmp_path).ignored] == ["step_2"]

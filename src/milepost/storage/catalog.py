@@ -54,8 +54,11 @@ def read_catalog(folder: Path) -> Catalog:
             continue
         try:
             manifest = read_manifest(path)
+            checkpoint = manifest.as_checkpoint(path)
         except FileNotFoundError:
-            ignored.append(Damaged(step, path, f"it has no {MANIFEST}"))
+            # Beside a live run a folder may be pruned between the listing and this look.
+            if path.is_dir():
+                ignored.append(Damaged(step, path, f"it has no {MANIFEST}"))
         except CorruptCheckpointError as error:
             damaged.append(Damaged(step, path, "; ".join(error.problems)))
         except UnsupportedFormatError as error:
@@ -63,7 +66,7 @@ def read_catalog(folder: Path) -> Catalog:
         else:
             fault = manifest.damage if manifest.step == step else f"its manifest belongs to step {manifest.step}"
             if fault is None:
-                checkpoints.append(manifest.as_checkpoint(path))
+                checkpoints.append(checkpoint)
             else:
                 damaged.append(Damaged(step, path, fault))
     checkpoints.sort(key=lambda checkpoint: (checkpoint.serial, checkpoint.created, checkpoint.step))

@@ -67,7 +67,7 @@ class Manifest:
             run_id=self.run_id,
             id=self.id,
             created=self.created,
-            size=sum(record.size for record in self.files.values()) + len(encode(self)),
+            size=sum(record.size for record in self.files.values()) + (path / MANIFEST).lstat().st_size,
             level=self.level,
             epoch=self.epoch,
             metrics=dict(self.metrics),
