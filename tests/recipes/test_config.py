@@ -146,6 +146,7 @@ def test_case_05_keep_last_refuses_everything_else(value):
         ["~keep_best_n_checkpoints", "best_metric=loss"],
         ["~keep_best_n_checkpoints", "~keep_last_n_checkpoints", "checkpoint.keep=[{best: 1, metric: accuracy}]"],
         ["validate_every_n_train_steps={at_steps: [3, 5]}"],
+        ["keep_last_n_checkpoints=-1"],
         ["~validation_dataset", "max_validation_batches=2", "~validate_every_n_train_steps"],
     ],
 )

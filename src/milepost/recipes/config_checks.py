@@ -32,6 +32,10 @@ def _check_forms(config: RecipeConfig) -> None:
         keep_last_rule(config.keep_last_n_checkpoints)
     except ValueError as error:
         raise ValueError(f"keep_last_n_checkpoints: {error}") from None
+    if config.keep_last_n_checkpoints == -1 and config.keep_best_n_checkpoints is not None:
+        raise ValueError(
+            "keep_last_n_checkpoints: -1 keeps all, and keep_best_n_checkpoints would then say nothing; drop one of them"
+        )
 
 
 def _check_sources(config: RecipeConfig) -> None:
