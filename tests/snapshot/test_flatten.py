@@ -6,6 +6,7 @@ import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -16,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
+from milepost.records import TensorBytes
 from milepost.snapshot.flatten import Flattener, Unflattener
-from milepost.snapshot.tensors import to_bytes, to_tensor
+from milepost.snapshot.tensors import to_borrowed_tensor, to_bytes, to_tensor
 
 # torch warns of these when a tensor of such a dtype is made, which is what is tested here.
 pytestmark = [
@@ -70,6 +72,7 @@ VALUES: dict[str, Any] = {
     "booleans": [True, False],
     "whole numbers": [0, -1, 2**200, -(2**63)],
     "numbers": [0.1, -0.0, 1e308, 5e-324, math.nan, math.inf, -math.inf],
+    "texts as keys that UTF-8 has not": {"\ud800": torch.ones(1).numpy(), "a": [{"\udfff": 1}]},
     "texts": ["", "ünïcödé 中 🙂", 'quotes " and \\', "\x00\n", "\ud800 alone", "$tuple"],
     "bytes": [b"", b"\x00\xff"],
     "complex": [1 + 2j, complex(math.nan, -0.0), complex(math.inf, 1)],
@@ -85,7 +88,17 @@ VALUES: dict[str, Any] = {
     "sets": [set(), {1, "a"}, frozenset({2.5})],
     "empty": [[], {}, "", ()],
     "torch values": [torch.Size([2, 3]), torch.float8_e4m3fn, torch.device("cpu"), torch.device("cuda", 1)],
-    "numpy scalars": [np.float32(0.1), np.int64(-5), np.bool_(True), np.float64("nan"), np.str_("é"), np.complex64(1j)],
+    "numpy scalars": [
+        np.float32(0.1),
+        np.int64(-5),
+        np.bool_(True),
+        np.float64("nan"),
+        np.str_("é"),
+        np.complex64(1j),
+        np.str_(""),
+        np.bytes_(b""),
+        np.void(b"ab"),
+    ],
     "numpy arrays": [
         np.arange(6, dtype=np.uint32).reshape(2, 3),
         np.array(2.5),
@@ -175,6 +188,14 @@ def test_the_same_tensor_twice_is_stored_once_and_is_one_again():
     assert torch.equal(back["part"], tensor[1:])
 
 
+def test_one_memory_under_several_kinds_of_tensor_is_one_again():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    back = there_and_back({"parameter": parameter, "plain": parameter.detach(), "twice": parameter})
+    assert back["parameter"] is back["twice"] and back["parameter"].requires_grad and not back["plain"].requires_grad
+    back["plain"].fill_(7)
+    assert back["parameter"].tolist() == [7, 7]
+
+
 def test_parameters_and_gradients_wanted_come_back():
     parameter = torch.nn.Parameter(torch.ones(2), requires_grad=False)
     wanted = torch.ones(2, requires_grad=True)
@@ -204,15 +225,26 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "own tuple": ([Point((1, 2))], "state[0]"),
     "meta tensor": ({1: torch.empty(2, device="meta")}, "state[1]"),
     "sparse tensor": ([torch.eye(2).to_sparse()], "state[0]"),
+    "tensor without memory": ([torch._efficientzerotensor(3)], "state[0]"),
+    "array with fields": ([np.zeros(1, "i4,f8")], "state[0]"),
+    "masked array": ([np.ma.zeros(1)], "state[0]"),
     "array of objects": ([np.array([object()])], "state[0]"),
     "tensor as a key": ({torch.ones(1): 1}, "state[tensor([1.])]"),
 }
 
 
-def test_a_quantized_tensor_is_refused():
-    tensor = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    with pytest.raises(UnsupportedStateError, match="quantized"):
-        Flattener(copy=True).flatten([tensor], "x", "state")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+@pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8), "is quantized"),
+        (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "is nested"),
+    ],
+    ids=["quantized", "nested"],
+)
+def test_a_tensor_that_is_more_than_its_bytes_is_refused(make, fault):
+    with pytest.raises(UnsupportedStateError, match=rf"state\[0\] {fault}"):
+        Flattener(copy=True).flatten([make()], "x", "state")
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -254,11 +286,54 @@ def test_a_copy_owns_its_memory():
         {"$dtype": "nn"},
         {"$bytes": 7},
         {"$float": "x"},
+        {"$ndarray": "eight", "dtype": "|O", "shape": [1]},
+        {"$ndarray": "eight", "dtype": "O,i4", "shape": [1]},
+        {"$ndarray": "eight", "dtype": "<f4", "shape": [3]},
+        {"$ndarray": "eight", "dtype": "<f4", "shape": [1]},
+        {"$ndarray": "eight", "dtype": "<f4", "shape": [-2]},
+        {"$numpy": "|O", "bytes": "AQEBAQEBAQE="},
+        {"$numpy": "<f8", "bytes": "AQE="},
+        {"$counter": 5},
+        {"$set": [[1]]},
     ],
+    ids=str,
 )
-def test_a_tree_that_nobody_wrote_is_refused_and_runs_nothing(tree):
+def test_case_26_a_tree_that_nobody_wrote_is_refused_and_runs_nothing(tree):
     with pytest.raises(CorruptCheckpointError):
-        Unflattener({}).unflatten(tree)
+        Unflattener({"eight": TensorBytes("U8", (8,), memoryview(bytearray(b"\x01" * 8)))}).unflatten(tree)
+
+
+def test_bytes_are_flat_also_of_empty_tensors_and_numbers():
+    for tensor in (torch.ones(2, 3), torch.ones(0, 3), torch.tensor(1.0), torch.ones(2, 2).bfloat16().T[::2]):
+        for copy in (True, False):
+            data = to_bytes(tensor, "t", copy=copy).data
+            assert (data.format, data.ndim, data.nbytes) == ("B", 1, tensor.numel() * tensor.element_size())
+            assert data.contiguous
+
+
+def test_bytes_that_are_borrowed_make_the_same_tensor():
+    for dtype in DTYPES:
+        for shape in ((), (0, 2), (2, 3)):
+            stored = to_bytes(numbers(dtype, shape), "t", copy=True)
+            # Inside a file they begin anywhere.
+            shifted = memoryview(bytearray(b"x" + bytes(stored.data)))[1:]
+            for data in (stored.data, shifted, shifted.toreadonly()):
+                borrowed = to_borrowed_tensor(replace(stored, data=data))
+                assert (borrowed.dtype, borrowed.shape) == (dtype, shape)
+                assert raw(borrowed) == raw(numbers(dtype, shape))
+
+
+def test_bytes_of_a_dtype_that_is_not_known_or_too_few_are_refused():
+    data = memoryview(bytearray(8))
+    for stored in (
+        TensorBytes("F99", (8,), data),
+        TensorBytes("F32", (3,), data),
+        TensorBytes("U8", (4, 2), data, "load"),
+        TensorBytes("U8", (4, 2), data, "float32"),
+    ):
+        for make in (to_tensor, to_borrowed_tensor):
+            with pytest.raises(CorruptCheckpointError):
+                make(stored)
 
 
 scalars = st.one_of(

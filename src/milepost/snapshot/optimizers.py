@@ -115,6 +115,9 @@ def _beside(live: Any, value: Any) -> Any:
 
 def _with_own_bits(loaded: Any, value: Any) -> Any:
     # load_state_dict casts moments to their parameter's dtype: fp32 moments of a bf16 parameter would lose bits.
+    # And it takes texts for lists of letters, which end as something else.
+    if isinstance(value, str):
+        return value
     if isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor):
         return value.to(loaded.device) if loaded.dtype != value.dtype else loaded
     if isinstance(loaded, dict) and isinstance(value, dict):
