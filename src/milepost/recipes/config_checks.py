@@ -34,7 +34,7 @@ def _check_forms(config: RecipeConfig) -> None:
         raise ValueError(f"keep_last_n_checkpoints: {error}") from None
     if config.keep_last_n_checkpoints == -1 and config.keep_best_n_checkpoints is not None:
         raise ValueError(
-            "keep_last_n_checkpoints: -1 keeps all, and keep_best_n_checkpoints would then say nothing; drop one of them"
+            "keep_last_n_checkpoints: -1 keeps all, so that keep_best_n_checkpoints says nothing; drop one of them"
         )
 
 
