@@ -12,7 +12,7 @@ from torch.distributed import HashStore, destroy_process_group, init_process_gro
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
-from milepost.errors import IncompatibleStateError
+from milepost.errors import IncompatibleStateError, UnsupportedStateError
 from milepost.records import Snapshot
 from milepost.snapshot.capture import capture
 from milepost.snapshot.plain import same
@@ -52,6 +52,28 @@ def test_extra_state_that_is_a_tensor_is_no_weight_and_may_change_its_length():
     snapshot = captured(model=first)
     assert restore_model(plain, snapshot.weights, snapshot.ties).missing == ()
     assert restore_model(second, snapshot.weights, snapshot.ties).missing == ()
+
+
+def test_a_lazy_module_is_refused_by_name_until_it_was_called():
+    lazy = nn.Sequential(nn.LazyLinear(3))
+    snapshot = captured(model=nn.Sequential(nn.Linear(2, 3)))
+    with pytest.raises(UnsupportedStateError, match=r"state\[\"model\"\]\.0\.weight is a .*UninitializedParameter"):
+        captured(model=lazy)
+    with pytest.raises(UnsupportedStateError, match=r"0\.weight is a .*UninitializedParameter"):
+        restore(check_state({"model": lazy}), snapshot)
+    lazy(torch.ones(1, 2))
+    restore(check_state({"model": lazy}), snapshot)
+
+
+def test_the_default_device_makes_no_difference():
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    old, new = trained(first), trained(second)
+    with torch.device("meta"):
+        snapshot = captured(model=first, optimizer=old, counters={"t": torch.ones(2, device="cpu")})
+        counters = {"t": torch.zeros(2, device="cpu")}
+        restore(check_state({"model": second, "optimizer": new, "counters": counters}), snapshot)
+    assert same(dict(second.state_dict()), dict(first.state_dict()))
+    assert same(moments(new), moments(old)) and counters["t"].tolist() == [1, 1]
 
 
 class Versioned(nn.Module):

@@ -15,7 +15,7 @@ from milepost.snapshot.names import is_weight, module_state, parameter_names
 from milepost.snapshot.optimizers import named_state
 from milepost.snapshot.rng import capture_rng
 from milepost.snapshot.stateful import RNG, Entries, Kind
-from milepost.snapshot.tensors import to_bytes
+from milepost.snapshot.tensors import check_storable, to_bytes
 from milepost.snapshot.ties import dropped_names, find_ties
 
 
@@ -71,6 +71,8 @@ def _weights(
     content: Mapping[str, Any], model: nn.Module, path: str, copy: bool
 ) -> tuple[dict[str, TensorBytes], dict[str, str]]:
     tensors = {name: value for name, value in content.items() if is_weight(name, value)}
+    for name, value in tensors.items():
+        check_storable(value, f"{path}.{name}")
     ties = find_ties(tensors, dropped_names(model))
     weights = {
         name: to_bytes(value, f"{path}.{name}", copy=copy) for name, value in tensors.items() if name not in ties

@@ -12,13 +12,19 @@ from torch import nn
 from milepost.records import TensorBytes
 from milepost.snapshot.names import clean, is_weight, module_state, unwrap
 from milepost.snapshot.problems import Problems
-from milepost.snapshot.tensors import overlaps_itself, same_bits, shape_and_dtype, to_borrowed_tensor
+from milepost.snapshot.tensors import check_storable, overlaps_itself, same_bits, shape_and_dtype, to_borrowed_tensor
 from milepost.snapshot.ties import find_ties
 
 
 def live_weights(module: nn.Module) -> dict[str, torch.Tensor]:
-    """The module's parameters and persistent buffers under clean names."""
-    return {name: value for name, value in module_state(module).items() if is_weight(name, value)}
+    """The module's parameters and persistent buffers under clean names.
+
+    Raises UnsupportedStateError naming one that has no plain memory, as before a lazy module's first call.
+    """
+    weights = {name: value for name, value in module_state(module).items() if is_weight(name, value)}
+    for name, value in weights.items():
+        check_storable(value, name)
+    return weights
 
 
 def with_ties(weights: Mapping[str, Any], ties: Mapping[str, str], live: Mapping[str, torch.Tensor]) -> dict[str, Any]:

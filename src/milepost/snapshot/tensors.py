@@ -57,7 +57,8 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
 def to_tensor(stored: TensorBytes) -> torch.Tensor:
     """A tensor in memory of its own from its bytes. Raises CorruptCheckpointError for a dtype that torch lacks."""
     shape, dtype = shape_and_dtype(stored)
-    tensor = torch.empty(shape, dtype=dtype)
+    # Said, since the default device may be another.
+    tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if stored.nbytes != tensor.numel() * tensor.element_size():
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
     if stored.nbytes:
@@ -157,7 +158,7 @@ def _logical_dtype(stored: TensorBytes) -> torch.dtype:
     dtype = getattr(torch, stored.logical or "", None)
     if not isinstance(dtype, torch.dtype) or not stored.shape:
         raise CorruptCheckpointError(f"a tensor has the dtype {stored.logical!r}, which this torch does not know")
-    size = math.prod(stored.shape[:-1]) * torch.empty((), dtype=dtype).element_size()
+    size = math.prod(stored.shape[:-1]) * dtype.itemsize
     if size != stored.nbytes:
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make {stored.logical} of {list(stored.shape[:-1])}")
     return dtype
