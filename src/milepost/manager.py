@@ -11,14 +11,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
-import torch
-
 from milepost.assets import collect_assets
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
-from milepost.quantities import parse_size, read_numbers, whole_number
+from milepost.quantities import own_value, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
 from milepost.resumption import find_origin, refuse_used, rewind
 from milepost.saver import Constants, Saver
@@ -153,7 +151,7 @@ class CheckpointManager:
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
         self._step, self._seconds, self._stepped = number, seconds, True
-        self._metrics = {} if metrics is None else {name: _kept(value) for name, value in metrics.items()}
+        self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
         ending = self._watcher.ending
         if ending is not None:
@@ -174,7 +172,8 @@ class CheckpointManager:
         """
         self._refuse_if_closed("save()")
         self._saver.report()
-        self._begin()
+        if not self._begun:
+            self._begin()
         under_way = self._saver.saving(self._step)
         if under_way is not None:
             return under_way
@@ -260,8 +259,6 @@ class CheckpointManager:
         return number
 
     def _begin(self) -> None:
-        if self._begun:
-            return
         refuse_used(self._run)
         self._begun = True
 
@@ -300,8 +297,3 @@ class CheckpointManager:
         self._saver.close()
         self._watcher.restore()
         self._lock.release()
-
-
-def _kept(value: Any) -> Any:
-    # A tensor's own value, without the graph that made it: it may be read at the end of the run.
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value

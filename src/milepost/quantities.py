@@ -47,6 +47,11 @@ def whole_number(value: Any, what: str) -> int:
         raise TypeError(f"{what}={value!r} must be a whole number, not {type(value).__name__}") from None
 
 
+def own_value(value: Any) -> Any:
+    """The value itself; of a tensor a copy without the graph that made it, since it may be read much later."""
+    return value.detach().clone() if hasattr(value, "detach") else value
+
+
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Scores as floats; a tensor is read from its device. Raises TypeError or ValueError naming the metric."""
     numbers = {}
