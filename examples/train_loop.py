@@ -83,6 +83,7 @@ def main(folder: str) -> None:
                 checkpoints.step(step, metrics=metrics)  # decides, copies, writes in the background, prunes
                 if checkpoints.should_stop or step == TOTAL_STEPS:  # a signal came: the save is done
                     break
+        checkpoints.wait()  # the last save may still be on its way to the disk
         best = checkpoints.best("val_loss")
     if best is not None:
         print(f"best: {best.path}")

@@ -201,7 +201,7 @@ class CheckpointManager:
         self._saver.callbacks.append(callback)
 
     def catalog(self) -> Catalog:
-        """The run's checkpoints, the newest last, and its damaged folders; read from the disk."""
+        """The run's committed checkpoints, the newest last, and its damaged folders; ``wait()`` for one on its way."""
         return read_catalog(self.folder)
 
     def latest(self) -> Checkpoint | None:
