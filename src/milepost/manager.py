@@ -9,19 +9,20 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 from milepost.assets import collect_assets
+from milepost.capturing import Capturer
+from milepost.closing import finish
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
-from milepost.quantities import own_value, parse_size, read_numbers, whole_number
+from milepost.quantities import one_of, own_value, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
 from milepost.resumption import find_origin, refuse_used, rewind
 from milepost.saver import Constants, Saver
 from milepost.signals import SignalWatcher
-from milepost.snapshot.capture import capture
 from milepost.snapshot.restore import restore
 from milepost.snapshot.stateful import check_state
 from milepost.storage.backend import Backend, LocalBackend
@@ -41,8 +42,11 @@ class CheckpointManager:
     random number generators are always part of it. ``save`` is a schedule or a list of them, ``keep`` a rule or a
     list (empty keeps all), ``assets`` what is written beside the weights, ``config_name`` the name of the one among
     them that is the run's configuration. With ``background`` the state is copied at a save and written while training
-    goes on; without, it is written from where it is before ``step`` returns. ``verify`` says what a resume checks.
-    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves.
+    goes on; without, it is written from where it is before ``step`` returns, and no copy is made. ``capture`` says
+    when the copy is complete: ``"immediate"``, when ``step`` returns; ``"overlapped"``, before an optimizer's next
+    step, which waits for it. ``when_busy`` says what a save does that is due while another is written: ``"wait"`` or
+    ``"skip"``. ``verify`` says what a resume checks. With ``signals``, SIGTERM and SIGINT save and set
+    ``should_stop``, and SIGUSR1 saves.
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -58,23 +62,27 @@ class CheckpointManager:
         assets: Iterable[Any] = (),
         config_name: str | None = None,
         background: bool = True,
+        capture: Literal["overlapped", "immediate"] = "overlapped",
+        when_busy: Literal["wait", "skip"] = "wait",
         verify: VerifyLevel = "digests",
         signals: bool = True,
         max_shard_size: int | str = "5GB",
         backend: Backend | None = None,
     ) -> None:
-        if verify not in ("digests", "sizes"):
-            raise ValueError(f"verify={verify!r} must be 'digests' or 'sizes'")
-        self._verify: VerifyLevel = verify
+        self._verify: VerifyLevel = one_of(verify, "verify", "digests", "sizes")
+        overlapped = one_of(capture, "capture", "overlapped", "immediate") == "overlapped"
+        self._skips = one_of(when_busy, "when_busy", "wait", "skip") == "skip"
         self._schedule = as_schedule(save)
         rules = as_keep_rules(keep)
         self._state = state
         self._entries = check_state(state)
-        constants = Constants(collect_assets(assets), config_name, parse_size(max_shard_size, "max_shard_size"))
+        most = parse_size(max_shard_size, "max_shard_size")
+        constants = Constants(collect_assets(assets), config_name, most)
         self._background = background
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules)
+        self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
         self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
         self._watcher = SignalWatcher()
         if signals:
@@ -85,6 +93,8 @@ class CheckpointManager:
         self._metrics: Mapping[str, Any] = {}
         self._seconds = 0.0
         self._clock_zero = time.monotonic()
+        # The reason to save at the next step what could not be saved at an earlier one.
+        self._again: tuple[str, ...] = ()
         self._begun = self._stepped = self._closed = self._should_stop = False
 
     @property
@@ -106,6 +116,11 @@ class CheckpointManager:
     def stop_signal(self) -> signal.Signals | None:
         """The signal that asked the run to end, if one did."""
         return self._watcher.ending
+
+    @property
+    def held_up_seconds(self) -> float:
+        """How long copies of the state have kept training waiting, in ``step`` and before optimizers' steps."""
+        return self._capturer.held_up
 
     def resume(self, source: str | SupportsIndex | Path = "auto", *, allow_missing: Iterable[str] = ()) -> int:
         """Restore the state and give the step that it belongs to: 0 for a fresh run; the next step is one more.
@@ -146,10 +161,12 @@ class CheckpointManager:
         ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
         """
         if self._saver.has_news:
-            self._saver.report()
+            self._report()
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
+        if not reasons and not self._stepped:
+            self._capturer.prepare()
         self._step, self._seconds, self._stepped = number, seconds, True
         self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
@@ -158,8 +175,10 @@ class CheckpointManager:
             reasons = (*reasons, ending.name)
         if self._watcher.saving is not None:
             reasons = (*reasons, self._watcher.take_saving())
+        if self._again:
+            reasons, self._again = (*reasons, *self._again), ()
         if reasons:
-            self._save(reasons)
+            self._save(reasons, may_skip=self._skips and ending is None)
         if ending is not None:
             self.wait()
             self._should_stop = True
@@ -171,7 +190,7 @@ class CheckpointManager:
         again. Raises the error of an earlier save that failed, once.
         """
         self._refuse_if_closed("save()")
-        self._saver.report()
+        self._report()
         if not self._begun:
             self._begin()
         under_way = self._saver.saving(self._step)
@@ -179,7 +198,9 @@ class CheckpointManager:
             return under_way
         if self._resumed_step == self._step and (saved := self.catalog().at(self._step)) is not None:
             return finished(saved)
-        return self._save(("save() was called",))
+        job = self._save(("save() was called",))
+        assert job is not None
+        return job
 
     def record_metrics(self, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
         """Attach scores that come late to the checkpoint of ``step``; the rules are asked again.
@@ -215,7 +236,8 @@ class CheckpointManager:
     def wait(self) -> None:
         """Return when everything asked for is durable. Raises the error of a save that failed, once."""
         self._saver.wait()
-        self._saver.raise_failure()
+        if (spoiled := self._saver.raise_failure()) is not None:
+            raise spoiled
 
     def close(self) -> None:
         """End the run well: save the last step if it is not saved, wait, give back the lock and the handlers.
@@ -225,14 +247,17 @@ class CheckpointManager:
         if self._closed:
             return
         try:
-            self._saver.wait()
+            finish(self._saver)
             if self._stepped and self._saver.saving(self._step) is None:
+                self._capturer.give_up_overlapping()
                 self._save(("the last step",))
-            self._saver.wait()
+            finish(self._saver)
             self._saver.tell()
         finally:
             self._release()
-        self._saver.raise_failure()
+        # A copy that was spoiled is made good by the save above.
+        while self._saver.raise_failure() is not None:
+            pass
 
     def __enter__(self) -> Self:
         return self
@@ -262,13 +287,27 @@ class CheckpointManager:
         refuse_used(self._run)
         self._begun = True
 
-    def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
+    def _report(self) -> None:
+        spoiled = self._saver.report()
+        if spoiled is not None:
+            logger.warning(
+                "a save is made again at the next step, and copies are made at once from now on: %s", spoiled
+            )
+            self._capturer.give_up_overlapping()
+            self._again = ("an earlier copy was spoiled",)
+
+    def _save(self, reasons: Sequence[str], *, may_skip: bool = False) -> Job[Checkpoint] | None:
+        if may_skip and self._saver.busy:
+            logger.warning(
+                "step %d is not saved: an earlier save is still being written (when_busy='skip')", self._step
+            )
+            return None
         metrics = read_numbers(self._metrics)
         # One save in flight: its copy of the state must be gone before the next one is made.
         self._saver.wait()
         job = self._saver.save(
             self._step,
-            capture(self._entries, copy=self._background),
+            self._capturer.capture(),
             reasons=reasons,
             metrics=metrics,
             epoch=self._epoch(),
@@ -295,5 +334,6 @@ class CheckpointManager:
     def _release(self) -> None:
         self._closed = True
         self._saver.close()
+        self._capturer.close()
         self._watcher.restore()
         self._lock.release()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -45,6 +47,13 @@ def whole_number(value: Any, what: str) -> int:
         return operator.index(value)
     except TypeError:
         raise TypeError(f"{what}={value!r} must be a whole number, not {type(value).__name__}") from None
+
+
+def one_of(value: T, what: str, *choices: str) -> T:
+    """The value, if it is one of the choices. Raises ValueError naming ``what`` and the choices otherwise."""
+    if value not in choices:
+        raise ValueError(f"{what}={value!r} must be {' or '.join(map(repr, choices))}")
+    return value
 
 
 def own_value(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 JSON = Any
 """A value that ``json`` writes and reads back as it was."""
@@ -81,13 +81,42 @@ class Moment:
     epoch_end: bool = False
 
 
+class TensorSource(Protocol):
+    """One tensor to be stored, wherever it is: ``nbytes`` contiguous bytes, row-major, little-endian.
+
+    ``dtype`` is safetensors' spelling (``"BF16"``). Where safetensors has no such dtype, ``logical`` names torch's
+    (``"complex128"``) and ``shape``/``dtype`` describe the bytes stored.
+    """
+
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def logical(self) -> str | None: ...  # noqa: D102
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+
+    def copy_into(self, target: memoryview, start: int) -> None:
+        """Copy the bytes from ``start`` on into all of ``target``."""
+
+
+class Storable(Protocol):
+    """A state to be stored; the fields are those of ``Snapshot``, the tensors may still be the live ones."""
+
+    @property
+    def weights(self) -> Mapping[str, TensorSource]: ...  # noqa: D102
+    @property
+    def ties(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def state(self) -> Mapping[str, JSON]: ...  # noqa: D102
+    @property
+    def tensors(self) -> Mapping[str, TensorSource]: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """One tensor's bytes in host memory: contiguous, row-major, little-endian.
-
-    ``dtype`` is safetensors' spelling (``"BF16"``). ``data`` is a flat view of unsigned bytes. Where safetensors has
-    no such dtype, ``logical`` names torch's (``"complex128"``) and ``shape``/``dtype`` describe the bytes stored.
-    """
+    """A tensor's bytes in host memory, as ``TensorSource`` describes them; ``data`` is a flat view of them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -98,6 +127,10 @@ class TensorBytes:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.data.nbytes
+
+    def copy_into(self, target: memoryview, start: int) -> None:
+        """Copy the bytes from ``start`` on into all of ``target``."""
+        target[:] = self.data[start : start + target.nbytes]
 
 
 @dataclass(frozen=True, slots=True)

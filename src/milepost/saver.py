@@ -6,15 +6,17 @@ import logging
 import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 import milepost
+from milepost.capturing import Captured
+from milepost.copying import SpoiledCopyError
 from milepost.errors import CheckpointNotFoundError, SaveFailedError
 from milepost.keeping import Keeper
-from milepost.records import Checkpoint, Snapshot
+from milepost.records import Checkpoint
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import newest_serial, read_catalog
 from milepost.storage.commit import Draft, commit
@@ -50,8 +52,15 @@ class Saver:
         self._saving: tuple[int, Job[Checkpoint]] | None = None
         self.run_id = new_id() + new_id()
         self.serial = superseded_serial(run)
+        # Of the save under way: bytes of tensors written, and in all.
+        self.progress = (0, 0)
         self._committed: deque[Checkpoint] = deque()
         self.callbacks: list[Callable[[Checkpoint], object]] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written, or waits for that."""
+        return any(not job.done() for job in self._writer.jobs)
 
     @property
     def has_news(self) -> bool:
@@ -61,20 +70,21 @@ class Saver:
     def save(
         self,
         step: int,
-        snapshot: Snapshot,
+        captured: Captured,
         *,
         reasons: Sequence[str],
         metrics: Mapping[str, float],
         epoch: int | None,
         seconds: float,
     ) -> Job[Checkpoint]:
-        """Commit a snapshot as the checkpoint of ``step``, then prune. ``seconds`` is training time so far."""
-        self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
+        """Commit what was captured as the checkpoint of ``step``, then prune. ``seconds`` is training time so far."""
         draft = Draft(
             step=step,
-            serial=self.serial,
+            serial=0,
             run_id=self.run_id,
-            snapshot=snapshot,
+            state=captured.state,
+            image=captured.image,
+            content=captured.content,
             assets=self._constants.assets,
             epoch=epoch,
             seconds=seconds,
@@ -82,10 +92,17 @@ class Saver:
             reasons=tuple(reasons),
             config=self._constants.config,
             software=_SOFTWARE,
+            on_bytes=self._advance,
         )
-        job = self._writer.submit(lambda: self._commit(draft))
+        self.progress = (0, draft.tensor_bytes)
+        job = self._writer.submit(lambda: self._commit(draft, captured))
         self._saving = (step, job)
         return job
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that was saved last, or is being saved."""
+        return None if self._saving is None else self._saving[0]
 
     def saving(self, step: int) -> Job[Checkpoint] | None:
         """The save of this very step, if it is under way or was the last one and ended well."""
@@ -106,19 +123,22 @@ class Saver:
         """Ask the rules again, for what a run that was killed between a commit and its pruning left."""
         self._writer.submit(lambda: self._keeper.tidy(self.run_id))
 
-    def wait(self) -> None:
-        """Return when nothing is under way."""
-        self._writer.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when nothing is under way, or after about ``timeout`` seconds; gives whether nothing is."""
+        return self._writer.wait(timeout)
 
     def take_error(self) -> BaseException | None:
         """The first error that nobody was told of."""
         return self._writer.take_error()
 
-    def raise_failure(self) -> None:
-        """Raise the first error that nobody was told of, if there is one."""
+    def raise_failure(self) -> SpoiledCopyError | None:
+        """Raise the first error that nobody was told of; of a spoiled copy, which another save makes good, give it."""
         failure = self.take_error()
+        if isinstance(failure, SpoiledCopyError):
+            return failure
         if failure is not None:
             raise failure
+        return None
 
     def tell(self) -> None:
         """Call every callback once for each checkpoint committed since the last time."""
@@ -127,17 +147,21 @@ class Saver:
             for callback in self.callbacks:
                 callback(checkpoint)
 
-    def report(self) -> None:
-        """Errors first, then what was committed."""
-        self.raise_failure()
+    def report(self) -> SpoiledCopyError | None:
+        """Errors first, as ``raise_failure`` does, then what was committed."""
+        spoiled = self.raise_failure()
         self.tell()
+        return spoiled
 
     def close(self) -> None:
         """Finish what is under way, and end."""
         self._writer.close()
 
-    def _commit(self, draft: Draft) -> Checkpoint:
+    def _commit(self, draft: Draft, captured: Captured) -> Checkpoint:
         try:
+            # Here and not at the save, since reading many manifests takes time that training need not wait for.
+            self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
+            draft = replace(draft, serial=self.serial)
             checkpoint = commit(self._run, self._backend, draft, max_shard_size=self._constants.max_shard_size)
         except OSError as error:
             raise SaveFailedError(
@@ -146,10 +170,16 @@ class Saver:
                 path=self._run.path,
                 step=draft.step,
             ) from error
+        finally:
+            if captured.content is not None:
+                captured.content.close()
         logger.info("saved %s (%s)", checkpoint.path, ", ".join(draft.reasons))
         self._committed.append(checkpoint)
         self._keeper.committed(checkpoint)
         return checkpoint
+
+    def _advance(self, count: int) -> None:
+        self.progress = (self.progress[0] + count, self.progress[1])
 
     def _change(self, step: int, fields: Mapping[str, Any]) -> None:
         checkpoint = read_catalog(self._run.path).at(step)

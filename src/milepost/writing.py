@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -25,9 +25,9 @@ class Job(Generic[T]):
         """Whether it has ended badly."""
         return self._future.done() and self._future.exception() is not None
 
-    def wait(self) -> None:
-        """Return when it has ended, well or not."""
-        self._future.exception()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when it has ended, well or not, or after ``timeout`` seconds; gives whether it has."""
+        return not wait([self._future], timeout).not_done
 
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result, at most ``timeout`` seconds (TimeoutError). Raises the job's error."""
@@ -75,10 +75,9 @@ class Writer:
         self.jobs.append(job)
         return job
 
-    def wait(self) -> None:
-        """Return when no job is running or queued; errors stay with their jobs."""
-        for job in list(self.jobs):
-            job.wait()
+    def wait(self, timeout: float | None = None) -> bool:
+        """Return when no job is running or queued, or one takes ``timeout`` seconds more; errors stay with them."""
+        return all(job.wait(timeout) for job in list(self.jobs))
 
     def take_error(self) -> BaseException | None:
         """The first error that nobody has been told of; jobs that have ended are forgotten on the way."""

@@ -56,6 +56,10 @@ class KillingFile:
     def write(self, data: memoryview | bytes) -> None:
         self._killer.around(self._file.write, data)
 
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
+
     def sync(self) -> None:
         self._killer.around(self._file.sync)
 
@@ -72,8 +76,8 @@ class KillingBackend(LocalBackend):
             setattr(self, name, lambda *arguments, operation=operation: killer.around(operation, *arguments))
         self._killer = killer
 
-    def create(self, path: Path) -> Any:
-        return KillingFile(self._killer.around(super().create, path), self._killer)
+    def create(self, path: Path, size: int | None = None) -> Any:
+        return KillingFile(self._killer.around(super().create, path, size), self._killer)
 
 
 def run_job(folder: Path, *, kill_at: int = 0, when: str = "before", background: bool = True) -> None:

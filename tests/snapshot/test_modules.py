@@ -21,7 +21,7 @@ from milepost.snapshot.stateful import check_state
 
 
 def captured(**state: Any) -> Snapshot:
-    return capture(check_state(state), copy=True)
+    return capture(check_state(state))
 
 
 def continued(first: nn.Module, second: nn.Module) -> None:

@@ -10,31 +10,32 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import JSON, TensorBytes
-from milepost.snapshot.tensors import check_storable, storage_key, to_bytes, to_tensor
+from milepost.records import JSON, TensorBytes, TensorSource
+from milepost.snapshot.live import LiveTensor
+from milepost.snapshot.tensors import storage_key, to_tensor
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Flattener:
-    """Collects the tensors of one snapshot; the same tensor met twice is stored once.
+    """Collects the tensors of a state; the same tensor met twice is stored once.
 
-    ``tensors`` maps their names to their bytes.
+    ``tensors`` maps names to the live tensors (and to the bytes of NumPy arrays). ``deferrable`` are the addresses of
+    memory that only an optimizer's step changes.
     """
 
-    def __init__(self, *, copy: bool) -> None:
-        self.tensors: dict[str, TensorBytes] = {}
-        self._copy = copy
+    def __init__(self, deferrable: Container[int] = ()) -> None:
+        # These keep the tensors alive: addresses identify tensors only as long as those are.
+        self.tensors: dict[str, TensorSource] = {}
+        self._deferrable = deferrable
         self._names: dict[object, str] = {}
-        # Storage addresses identify tensors only while those are alive.
-        self._alive: list[torch.Tensor] = []
         self._open: set[int] = set()
 
     def flatten(self, value: Any, name: str, path: str) -> JSON:
@@ -91,16 +92,16 @@ class Flattener:
         return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
 
     def _tensor(self, tensor: torch.Tensor, name: str, path: str) -> JSON:
-        check_storable(tensor, path)
+        live = LiveTensor(tensor, path, self._deferrable)
         key = storage_key(tensor)
         stored = self._names.get(key) if key is not None else None
         if stored is None:
-            stored = self._store(name, to_bytes(tensor, path, copy=self._copy))
-            self._alive.append(tensor)
+            stored = self._store(name, live)
             if key is not None:
                 self._names[key] = stored
         leaf: dict[str, JSON] = {"$tensor": stored}
-        if isinstance(tensor, torch.nn.Parameter):
+        # isinstance would ask Parameter's metaclass, which takes longer than all the rest.
+        if type(tensor) is torch.nn.Parameter:
             leaf["parameter"] = True
         if tensor.requires_grad:
             leaf["requires_grad"] = True
@@ -117,7 +118,7 @@ class Flattener:
         stored = self._store(name, TensorBytes("U8", (len(data),), memoryview(bytearray(data))))
         return {"$ndarray": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
 
-    def _store(self, name: str, data: TensorBytes) -> str:
+    def _store(self, name: str, data: TensorSource) -> str:
         # Names of tensors are written as UTF-8.
         stem = name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
         unique, count = stem, 1

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from milepost.errors import IncompatibleStateError
 from milepost.records import Snapshot, TensorBytes
 from milepost.snapshot.flatten import Flattener, Unflattener
+from milepost.snapshot.live import own_bytes
 from milepost.snapshot.modules import compare_module, compare_ties, described, live_weights, load_module, with_ties
 from milepost.snapshot.names import is_weight, parameter_names
 from milepost.snapshot.optimizers import find_mismatches, load_named_state
@@ -154,8 +155,8 @@ def _load_foreign(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
 
 def _state_now(value: Any) -> tuple[Any] | None:
     """A copy of an object's state, in a tuple; None where it has none yet, or none that could be stored."""
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     with contextlib.suppress(Exception):
         tree = flattener.flatten(value.state_dict(), "state", "state")
-        return (Unflattener(flattener.tensors).unflatten(tree),)
+        return (Unflattener(own_bytes(flattener.tensors)).unflatten(tree),)
     return None

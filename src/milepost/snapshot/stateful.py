@@ -79,7 +79,7 @@ def _kind(name: str, value: Any) -> Kind:
         return Kind.STATEFUL
     if isinstance(value, dict | list):
         # Fails now rather than at the first save if something in it cannot be stored.
-        Flattener(copy=False).flatten(value, name, path)
+        Flattener().flatten(value, name, path)
         return Kind.PLAIN
     if isinstance(value, DataLoader):
         raise UnsupportedStateError(

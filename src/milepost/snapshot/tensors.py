@@ -28,8 +28,19 @@ _NUMPY = frozenset({
 _PAIRS = {torch.complex128: "F64", torch.complex32: "F16"}
 
 
-def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
-    """A tensor's bytes in host memory, row-major; with ``copy`` never the tensor's own memory.
+def stored_form(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str | None]:
+    """The dtype, shape and logical dtype under which a tensor is stored."""
+    dtype, shape = tensor.dtype, tuple(tensor.shape)
+    name = _NAMES.get(dtype)
+    if name is not None:
+        return name, shape, None
+    if dtype in _PAIRS:
+        return _PAIRS[dtype], (*shape, 2), _logical(dtype)
+    return "U8", (*shape, tensor.element_size()), _logical(dtype)
+
+
+def to_bytes(tensor: torch.Tensor, path: str) -> TensorBytes:
+    """A tensor's bytes in host memory, row-major; they may be the tensor's own memory.
 
     ``path`` is its place in the state, for the UnsupportedStateError raised for sparse, quantized, meta and
     distributed tensors, and other subclasses.
@@ -44,14 +55,8 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
         raise UnsupportedStateError(
             f"{path} has the dtype {tensor.dtype}, which torch cannot copy ({error})", path=path
         ) from error
-    if copy and host.data_ptr() == tensor.data_ptr():
-        data = memoryview(bytearray(data))
-    dtype, shape = host.dtype, tuple(host.shape)
-    if dtype in _NAMES:
-        return TensorBytes(_NAMES[dtype], shape, data)
-    if dtype in _PAIRS:
-        return TensorBytes(_PAIRS[dtype], (*shape, 2), data, _logical(dtype))
-    return TensorBytes("U8", (*shape, host.element_size()), data, _logical(dtype))
+    name, shape, logical = stored_form(tensor)
+    return TensorBytes(name, shape, data, logical)
 
 
 def to_tensor(stored: TensorBytes) -> torch.Tensor:
@@ -115,15 +120,15 @@ def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Equal for two tensors that are the same view of the same memory; None for an empty one."""
     if tensor.numel() == 0:
         return None
-    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return place if tensor.device.type == "cpu" else (*place, tensor.device)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are equal in shape, dtype and every bit, NaNs too."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    return to_bytes(first, "", copy=False).data == to_bytes(second, "", copy=False).data
+    return to_bytes(first, "").data == to_bytes(second, "").data
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -141,13 +146,19 @@ def _view(tensor: torch.Tensor) -> memoryview:
         # The same as below, and several times faster for many small tensors.
         array = tensor.numpy()
         return memoryview(array.reshape(-1).view(np.uint8))
+    array = byte_view(tensor).numpy()
+    return memoryview(array)
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a flat one of bytes, on its device; the same memory, but for one element of any stride."""
+    tensor = tensor.detach()
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     flat = real.reshape(-1)
-    if flat.stride(0) != 1:
+    if flat.numel() and flat.stride(0) != 1:
         # One element may have any stride and is still called contiguous.
         flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
-    array = flat.view(torch.uint8).numpy()
-    return memoryview(array)
+    return flat.view(torch.uint8)
 
 
 def _logical(dtype: torch.dtype) -> str:

@@ -1,0 +1,133 @@
+"""Capture: the arena, its layout, and the copy of the state on its way into it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch.optim import Optimizer
+
+from milepost.copying import Copying
+from milepost.memory import Arena
+from milepost.records import Storable
+from milepost.snapshot.capture import survey
+from milepost.snapshot.devices import CudaStreams
+from milepost.snapshot.names import unwrap
+from milepost.snapshot.stateful import Entries, Kind
+from milepost.snapshot.updates import Updates
+from milepost.storage.image import Image, LayoutKey, layout_key, plan_image
+from milepost.workers import Workers
+
+_TOUCHED_AT_ONCE = 64 * 1024 * 1024
+# Headers, generators and the like, which are not known yet when the arena is made.
+_SPARE = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A state at one moment: its layout, and its bytes on their way; without those two it is the live state."""
+
+    state: Storable
+    image: Image | None = None
+    content: Copying | None = None
+
+
+class Capturer:
+    """Copies a state into memory that is kept from one save to the next.
+
+    ``overlapped`` lets training go on meanwhile, until an optimizer's next step. ``background`` false makes no copy
+    at all: what is captured is the live state. ``held_up`` is how long training waited, in seconds.
+    """
+
+    def __init__(self, entries: Entries, max_shard_size: int, *, background: bool, overlapped: bool) -> None:
+        self._entries = entries
+        self._most = max_shard_size
+        self._background = background
+        self._updates = Updates(entries, self._before_step) if background and overlapped else None
+        self._workers = Workers()
+        self._streams = CudaStreams()
+        self._arena: Arena | None = None
+        self._layout: tuple[LayoutKey, Image] | None = None
+        self._current: Copying | None = None
+        self._prepared = not background
+        self.held_up = 0.0
+
+    def prepare(self) -> None:
+        """Make the arena ahead of the first save, as large as the state is now; its pages come in the background.
+
+        Call it after the first step: before, there is no optimizer state.
+        """
+        if self._prepared:
+            return
+        self._prepared = True
+        size = _size_of(self._entries)
+        self._arena = Arena(size + _SPARE + size // 50)
+        starts = range(0, size, _TOUCHED_AT_ONCE)
+        touch = self._arena.touch
+        self._workers.submit([partial(touch, start, min(start + _TOUCHED_AT_ONCE, size)) for start in starts])
+
+    def capture(self) -> Captured:
+        """The state as it is now; what was captured before must be of no use any more. Raises what ``survey`` does."""
+        begin = time.perf_counter()
+        if self._current is not None:
+            self._current.close()
+            self._current = None
+        state = survey(self._entries, self._updates.memory() if self._updates is not None else ())
+        if not self._background:
+            return Captured(state)
+        self._prepared = True
+        key = layout_key(state, self._most)
+        if self._layout is None or self._layout[0] != key:
+            self._layout = key, plan_image(state, self._most)
+        image = self._layout[1]
+        if self._arena is None or self._arena.size < image.size:
+            self._replace_arena(image.size)
+        assert self._arena is not None
+        copying = Copying(image, self._arena, image.sources(state), self._workers, self._streams)
+        self._current = copying
+        copying.begin(overlapped=self._updates is not None)
+        self.held_up += time.perf_counter() - begin
+        return Captured(state, image, copying)
+
+    def give_up_overlapping(self) -> None:
+        """Copy everything at once from now on."""
+        if self._updates is not None:
+            self._updates.remove()
+            self._updates = None
+
+    def close(self) -> None:
+        """Finish what is under way, and give memory, threads and hooks back."""
+        self.give_up_overlapping()
+        if self._current is not None:
+            self._current.close()
+        self._workers.close()
+        self._replace_arena(0)
+
+    def _before_step(self) -> None:
+        current = self._current
+        if current is not None and current.pending:
+            begin = time.perf_counter()
+            current.finish()
+            self.held_up += time.perf_counter() - begin
+
+    def _replace_arena(self, size: int) -> None:
+        if self._arena is not None:
+            self._streams.unpin(self._arena.address)
+        self._arena = Arena(size) if size else None
+
+
+def _size_of(entries: Entries) -> int:
+    sizes: dict[tuple[int, int], int] = {}
+    tensors: list[object] = []
+    for module in entries.of(Kind.MODULE).values():
+        tensors += [*unwrap(module).parameters(), *unwrap(module).buffers()]
+    for optimizer in entries.of(Kind.OPTIMIZER).values():
+        assert isinstance(optimizer, Optimizer)
+        for values in optimizer.state.values():
+            tensors += values.values() if isinstance(values, dict) else ()
+    for tensor in tensors:
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and isinstance(tensor, torch.Tensor) and tensor.numel():
+            sizes[tensor.data_ptr(), tensor.nbytes] = tensor.nbytes
+    return sum(sizes.values())

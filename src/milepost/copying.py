@@ -1,0 +1,261 @@
+"""The copy of a state into host memory, while training waits for it or goes on."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from functools import partial
+
+import torch
+
+from milepost.errors import SaveFailedError
+from milepost.memory import Arena, move
+from milepost.records import TensorSource
+from milepost.snapshot.devices import CudaCopies, CudaStreams
+from milepost.snapshot.live import LiveTensor, place_in
+from milepost.storage.digests import digest
+from milepost.storage.image import Image, Piece
+from milepost.workers import Action, Workers
+
+# Giving up the interpreter for less than this takes longer than the copy.
+_SMALL = 64 * 1024
+_move_small = ctypes.PyDLL(None).memmove
+_move_small.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_move_small.restype = ctypes.c_void_p
+
+
+class SpoiledCopyError(SaveFailedError):
+    """Something else than an optimizer's step changed the state while it was copied."""
+
+
+class _Until(Enum):
+    """How long a job may take: until ``begin`` returns, until the next step, or longer."""
+
+    RETURN = 0
+    STEP = 1
+    LATER = 2
+
+
+class Copying:
+    """One copy of a state on its way into an arena that has the image's layout; a ``Content`` for the writer.
+
+    With ``overlapped``, what only an optimizer's step changes is copied after ``begin`` has returned, and ``finish``
+    must come before such a step; all else, and without it everything, is copied when ``begin`` returns.
+    """
+
+    def __init__(
+        self, image: Image, arena: Arena, sources: Sequence[TensorSource], workers: Workers, streams: CudaStreams
+    ) -> None:
+        self._image = image
+        self._arena = arena
+        self._sources: Sequence[TensorSource] = sources
+        self._workers = workers
+        self._streams = streams
+        self._changed = threading.Condition()
+        # Jobs not done, by chunk and by who waits for them.
+        self._of_chunk = [0] * len(image.chunks)
+        self._left = dict.fromkeys(_Until, 0)
+        self._digests: dict[int, str] = {}
+        self._error: BaseException | None = None
+        self._copies: list[CudaCopies] = []
+        self._spoiled: list[str] | None = None
+
+    def begin(self, *, overlapped: bool) -> None:
+        """Copy what must be copied at once, and queue the rest."""
+        at_once: list[Action] = []
+        later: list[Action] = []
+        scattered: dict[int, LiveTensor] = {}
+        for number, chunk in enumerate(self._image.chunks):
+            now, then = self._sorted(chunk.pieces, overlapped, scattered)
+            if now:
+                at_once.append(self._job(_Until.RETURN, [number], partial(self._copy, now)))
+            if then:
+                later.append(self._job(_Until.STEP, [number], partial(self._copy, then)))
+        launches = self._plan_scattered(scattered, overlapped, at_once, later)
+        if self._copied:
+            self._spoiled = []
+        for number, jobs_left in enumerate(self._of_chunk):
+            if not jobs_left:
+                self._fill(number)
+        for launch in launches:
+            launch()
+        self._workers.submit((*at_once, *later))
+        self._help_until(lambda: not self._left[_Until.RETURN])
+        if not overlapped:
+            for copies in self._copies:
+                copies.finish()
+
+    def finish(self) -> None:
+        """Wait, and help, until nothing is left that an optimizer's step would change."""
+        self._help_until(lambda: not self._left[_Until.STEP])
+        self._judge()
+        for copies in self._copies:
+            copies.hold()
+
+    @property
+    def pending(self) -> bool:
+        """Whether ``finish`` has something to do."""
+        return self._spoiled is None
+
+    def chunk(self, number: int) -> memoryview:
+        """A chunk's bytes, once they are there. Raises the error of a copy that failed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or not self._of_chunk[number])
+        self._raise_error()
+        chunk = self._image.chunks[number]
+        return self._arena.view[chunk.start : chunk.start + chunk.length]
+
+    def digest(self, number: int) -> str:
+        """A chunk's digest, once it is there."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or number in self._digests)
+        self._raise_error()
+        return self._digests[number]
+
+    def confirm(self) -> None:
+        """Raise SpoiledCopyError if the state was changed by something else than a step while it was copied."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._copied)
+        self._raise_error()
+        if self._spoiled:
+            raise SpoiledCopyError(
+                f"{', '.join(self._spoiled[:3])}{' and others' if len(self._spoiled) > 3 else ''} changed outside an "
+                "optimizer's step while the state was being copied, so the copy is of no use. Make such changes before "
+                "checkpoints.step(), or use CheckpointManager(..., capture='immediate')."
+            )
+
+    def close(self) -> None:
+        """Let go of the live state, and of the arena, once no copy is under way."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._copied)
+        self._sources = ()
+
+    def _sorted(
+        self, pieces: Sequence[Piece], overlapped: bool, scattered: dict[int, LiveTensor]
+    ) -> tuple[list[Piece], list[Piece]]:
+        """What to copy at once and later; small things are copied here, and what is not in one place is set apart."""
+        now, then = [], []
+        for piece in pieces:
+            source = self._sources[piece.source]
+            if not isinstance(source, LiveTensor):
+                source.copy_into(self._arena.view[piece.target : piece.target + piece.length], piece.start)
+            elif not source.address:
+                scattered[piece.source] = source
+            elif overlapped and source.deferrable:
+                then.append(piece)
+            elif piece.length < _SMALL:
+                _move_small(self._arena.address + piece.target, source.address + piece.start, piece.length)
+            else:
+                now.append(piece)
+        return now, then
+
+    def _copy(self, pieces: Sequence[Piece]) -> None:
+        for piece in pieces:
+            source = self._sources[piece.source]
+            assert isinstance(source, LiveTensor)
+            copy = _move_small if piece.length < _SMALL else move
+            copy(self._arena.address + piece.target, source.address + piece.start, piece.length)
+
+    def _place(self, number: int) -> memoryview:
+        # A tensor's bytes are in one piece, whatever the chunks.
+        first = self._image.chunks[self._image.chunks_of_sources[number][0]]
+        start = next(piece.target for piece in first.pieces if piece.source == number)
+        return self._arena.view[start : start + self._sources[number].nbytes]
+
+    def _plan_scattered(
+        self, scattered: Mapping[int, LiveTensor], overlapped: bool, at_once: list[Action], later: list[Action]
+    ) -> list[Action]:
+        """Plan the copies that torch makes; gives those from devices that are launched before ``begin`` returns."""
+        devices: dict[tuple[torch.device, bool], list[int]] = {}
+        for number, source in scattered.items():
+            defer = overlapped and source.deferrable
+            if source.tensor.device.type == "cuda" and place_in(self._place(number), source.tensor) is not None:
+                devices.setdefault((source.tensor.device, defer), []).append(number)
+                continue
+            until, jobs = (_Until.STEP, later) if defer else (_Until.RETURN, at_once)
+            chunks = self._image.chunks_of_sources[number]
+            jobs.append(self._job(until, chunks, partial(source.copy_whole, self._place(number))))
+        launches = []
+        for (device, defer), numbers in devices.items():
+            launch = self._launching(device, {number: scattered[number].tensor for number in numbers}, beside=defer)
+            if defer:
+                later.append(self._job(_Until.STEP, [], launch))
+            else:
+                launches.append(launch)
+        return launches
+
+    def _launching(self, device: torch.device, found: Mapping[int, torch.Tensor], *, beside: bool) -> Action:
+        self._streams.pin(self._arena.address, self._arena.size)
+        copies = self._streams.begin(device, beside=beside)
+        self._copies.append(copies)
+        chunks = [chunk for number in found for chunk in self._image.chunks_of_sources[number]]
+        arrived = self._job(_Until.LATER, chunks, copies.finish)
+
+        def launch() -> None:
+            places = {number: place_in(self._place(number), tensor) for number, tensor in found.items()}
+            copies.launch([(found[number], place) for number, place in places.items() if place is not None])
+            self._workers.submit([arrived], urgent=False)
+
+        return launch
+
+    @property
+    def _copied(self) -> bool:
+        return not any(self._left.values())
+
+    def _job(self, until: _Until, chunks: Sequence[int], action: Callable[[], object]) -> Action:
+        self._left[until] += 1
+        for number in chunks:
+            self._of_chunk[number] += 1
+        return partial(self._do, until, chunks, action)
+
+    def _do(self, until: _Until, chunks: Sequence[int], action: Callable[[], object]) -> None:
+        error: BaseException | None = None
+        try:
+            action()
+        except BaseException as caught:
+            error = caught
+        full = []
+        with self._changed:
+            self._error = self._error or error
+            self._left[until] -= 1
+            for number in chunks:
+                self._of_chunk[number] -= 1
+                if not self._of_chunk[number]:
+                    full.append(number)
+            if self._copied:
+                # At once: what is written to these tensors from now on does no harm.
+                self._judge()
+            self._changed.notify_all()
+        for number in full:
+            self._fill(number)
+
+    def _fill(self, number: int) -> None:
+        self._workers.submit([partial(self._take_digest, number)], urgent=False)
+
+    def _take_digest(self, number: int) -> None:
+        if not self._sources:
+            return
+        chunk = self._image.chunks[number]
+        value = digest(self._arena.view[chunk.start : chunk.start + chunk.length])
+        with self._changed:
+            self._digests[number] = value
+            self._changed.notify_all()
+
+    def _judge(self) -> None:
+        """Look once, before the first step can change anything, whether somebody else has."""
+        with self._changed:
+            if self._spoiled is None:
+                tensors = [source for source in self._sources if isinstance(source, LiveTensor) and source.deferrable]
+                self._spoiled = [source.path for source in tensors if source.changed]
+
+    def _help_until(self, done: Callable[[], bool]) -> None:
+        while not done() and self._workers.help():
+            pass
+        with self._changed:
+            self._changed.wait_for(lambda: done() or self._error is not None)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise SaveFailedError(f"the state could not be copied: {self._error!r}") from self._error
