@@ -69,7 +69,10 @@ class Capturer:
         self._workers.submit([partial(touch, start, min(start + _TOUCHED_AT_ONCE, size)) for start in starts])
 
     def capture(self) -> Captured:
-        """The state as it is now; what was captured before must be of no use any more. Raises what ``survey`` does."""
+        """The state as it is now, ``complete`` coming next; what was captured before must be of no use any more.
+
+        Raises what ``survey`` does.
+        """
         begin = time.perf_counter()
         if self._current is not None:
             self._current.close()
@@ -87,9 +90,17 @@ class Capturer:
         assert self._arena is not None
         copying = Copying(image, self._arena, image.sources(state), self._workers, self._streams)
         self._current = copying
-        copying.begin(overlapped=self._updates is not None)
+        if self._updates is not None:
+            copying.begin(overlapped=True)
         self.held_up += time.perf_counter() - begin
         return Captured(state, image, copying)
+
+    def complete(self) -> None:
+        """Copy what was captured before training may go on; the writer may begin with it meanwhile."""
+        if self._current is not None and self._updates is None:
+            begin = time.perf_counter()
+            self._current.begin(overlapped=False)
+            self.held_up += time.perf_counter() - begin
 
     def give_up_overlapping(self) -> None:
         """Copy everything at once from now on."""

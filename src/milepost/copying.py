@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 
@@ -54,16 +54,30 @@ class Copying:
         self._workers = workers
         self._streams = streams
         self._changed = threading.Condition()
-        # Jobs not done, by chunk and by who waits for them.
-        self._of_chunk = [0] * len(image.chunks)
+        # Jobs not done, by chunk and by who waits for them; one of each chunk is ``begin`` itself.
+        self._of_chunk = [1] * len(image.chunks)
         self._left = dict.fromkeys(_Until, 0)
         self._digests: dict[int, str] = {}
         self._error: BaseException | None = None
         self._copies: list[CudaCopies] = []
         self._spoiled: list[str] | None = None
+        self._submitted = False
 
     def begin(self, *, overlapped: bool) -> None:
-        """Copy what must be copied at once, and queue the rest."""
+        """Copy what must be copied at once, and queue the rest. The writer may be waiting for it already."""
+        try:
+            self._begin(overlapped)
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+                if not self._submitted:
+                    # Nobody will do what was planned, and nobody may wait for it.
+                    self._left = dict.fromkeys(_Until, 0)
+                    self._spoiled = []
+                self._changed.notify_all()
+            raise
+
+    def _begin(self, overlapped: bool) -> None:
         at_once: list[Action] = []
         later: list[Action] = []
         scattered: dict[int, LiveTensor] = {}
@@ -76,11 +90,10 @@ class Copying:
         launches = self._plan_scattered(scattered, overlapped, at_once, later)
         if self._copied:
             self._spoiled = []
-        for number, jobs_left in enumerate(self._of_chunk):
-            if not jobs_left:
-                self._fill(number)
+        self._arrive(range(len(self._of_chunk)))
         for launch in launches:
             launch()
+        self._submitted = True
         self._workers.submit((*at_once, *later))
         self._help_until(lambda: not self._left[_Until.RETURN])
         if not overlapped:
@@ -216,23 +229,25 @@ class Copying:
             action()
         except BaseException as caught:
             error = caught
-        full = []
         with self._changed:
             self._error = self._error or error
             self._left[until] -= 1
-            for number in chunks:
-                self._of_chunk[number] -= 1
-                if not self._of_chunk[number]:
-                    full.append(number)
             if self._copied:
                 # At once: what is written to these tensors from now on does no harm.
                 self._judge()
             self._changed.notify_all()
-        for number in full:
-            self._fill(number)
+        self._arrive(chunks)
 
-    def _fill(self, number: int) -> None:
-        self._workers.submit([partial(self._take_digest, number)], urgent=False)
+    def _arrive(self, chunks: Iterable[int]) -> None:
+        full = []
+        with self._changed:
+            for number in chunks:
+                self._of_chunk[number] -= 1
+                if not self._of_chunk[number]:
+                    full.append(partial(self._take_digest, number))
+            self._changed.notify_all()
+        if full:
+            self._workers.submit(full, urgent=False)
 
     def _take_digest(self, number: int) -> None:
         if not self._sources:

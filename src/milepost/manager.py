@@ -83,7 +83,7 @@ class CheckpointManager:
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules)
         self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
-        self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
+        self._saver = Saver(self._run, self._backend, self._keeper, constants)
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
@@ -304,7 +304,7 @@ class CheckpointManager:
             return None
         metrics = read_numbers(self._metrics)
         # One save in flight: its copy of the state must be gone before the next one is made.
-        self._saver.wait()
+        self._saver.wait_for_commit()
         job = self._saver.save(
             self._step,
             self._capturer.capture(),
@@ -313,7 +313,9 @@ class CheckpointManager:
             epoch=self._epoch(),
             seconds=self._seconds,
         )
+        self._capturer.complete()
         if not self._background:
+            job.wait()
             self._saver.raise_failure()
         return job
 
@@ -321,6 +323,7 @@ class CheckpointManager:
         self._refuse_if_closed("a change of a checkpoint")
         self._saver.change(whole_number(step, "step"), **fields)
         if not self._background:
+            self._saver.wait()
             self._saver.raise_failure()
 
     def _epoch(self) -> int | None:

@@ -41,14 +41,12 @@ class Constants:
 class Saver:
     """Commits snapshots and keeps the folder tidy. Errors wait in ``take_error`` until somebody is told."""
 
-    def __init__(
-        self, run: RunFolder, backend: Backend, keeper: Keeper, constants: Constants, *, background: bool
-    ) -> None:
+    def __init__(self, run: RunFolder, backend: Backend, keeper: Keeper, constants: Constants) -> None:
         self._run = run
         self._backend = backend
         self._keeper = keeper
         self._constants = constants
-        self._writer = Writer(background=background)
+        self._writer = Writer()
         self._saving: tuple[int, Job[Checkpoint]] | None = None
         self.run_id = new_id() + new_id()
         self.serial = superseded_serial(run)
@@ -59,8 +57,8 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether something is being written, or waits for that."""
-        return any(not job.done() for job in self._writer.jobs)
+        """Whether a snapshot is being written, or waits for that."""
+        return self._saving is not None and not self._saving[1].done()
 
     @property
     def has_news(self) -> bool:
@@ -97,7 +95,14 @@ class Saver:
         self.progress = (0, draft.tensor_bytes)
         job = self._writer.submit(lambda: self._commit(draft, captured))
         self._saving = (step, job)
+        # A job of its own: the checkpoint is durable before, and pruning large files takes time.
+        self._writer.submit(lambda: self._keep(job))
         return job
+
+    def wait_for_commit(self) -> None:
+        """Return when no snapshot is being written; pruning may still be under way."""
+        if self._saving is not None:
+            self._saving[1].wait()
 
     @property
     def last_step(self) -> int | None:
@@ -175,8 +180,11 @@ class Saver:
                 captured.content.close()
         logger.info("saved %s (%s)", checkpoint.path, ", ".join(draft.reasons))
         self._committed.append(checkpoint)
-        self._keeper.committed(checkpoint)
         return checkpoint
+
+    def _keep(self, job: Job[Checkpoint]) -> None:
+        if not job.failed:
+            self._keeper.committed(job.peek())
 
     def _advance(self, count: int) -> None:
         self.progress = (self.progress[0] + count, self.progress[1])

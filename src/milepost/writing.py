@@ -1,4 +1,4 @@
-"""One job at a time, in the order given: in a thread of its own, or in the caller's."""
+"""One job at a time, in the order given, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -35,6 +35,10 @@ class Job(Generic[T]):
             self._reported = True
         return self._future.result()
 
+    def peek(self) -> T:
+        """The result of a job that has ended well, for nobody that would report its error."""
+        return self._future.result()
+
     def take_error(self) -> BaseException | None:
         """The error of a job that has ended badly, unless somebody has been told of it."""
         if self._reported or not self._future.done():
@@ -56,22 +60,13 @@ class Writer:
     ``jobs`` are those whose end nobody has asked about yet, the oldest first.
     """
 
-    def __init__(self, *, background: bool) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="milepost-writer") if background else None
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="milepost-writer")
         self.jobs: list[Job[Any]] = []
 
     def submit(self, work: Callable[[], T]) -> Job[T]:
-        """Start work, or queue it behind what is running; in the foreground, do it now."""
-        future: Future[T]
-        if self._pool is None:
-            future = Future()
-            try:
-                future.set_result(work())
-            except Exception as error:
-                future.set_exception(error)
-        else:
-            future = self._pool.submit(work)
-        job = Job(future)
+        """Start work, or queue it behind what is running."""
+        job = Job(self._pool.submit(work))
         self.jobs.append(job)
         return job
 
@@ -89,5 +84,4 @@ class Writer:
 
     def close(self) -> None:
         """Wait for all jobs and end the thread."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=True)
+        self._pool.shutdown(wait=True)

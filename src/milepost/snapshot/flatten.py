@@ -44,7 +44,9 @@ class Flattener:
         Raises UnsupportedStateError, with the full path, for what cannot be stored.
         """
         kind = type(value)
-        if value is None or kind in (bool, int):
+        if kind is torch.Tensor:
+            return self._tensor(value, name, path)
+        if value is None or kind is bool or kind is int:
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -72,11 +74,15 @@ class Flattener:
             raise UnsupportedStateError(f"{path} is nested more than 200 deep", path=path)
         self._open.add(id(value))
         try:
-            if kind is dict and all(type(key) is str and key[:1] != "$" and _is_text(key) for key in value):
+            if kind is dict and all(map(_is_plain_key, value)):
                 return {key: self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]") for key, item in value.items()}
             if kind in _MAPPINGS:
                 return {_MAPPINGS[kind]: [self._pair(key, item, name, path) for key, item in value.items()]}
-            items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
+            if all(type(item) is int for item in value):
+                # A generator's state has hundreds of them.
+                items: list[JSON] = list(value)
+            else:
+                items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
         finally:
             self._open.discard(id(value))
         if kind is list:
@@ -191,6 +197,10 @@ def _array(data: bytearray, name: str, shape: tuple[int, ...]) -> Any:
     if not _is_plain(dtype) or not whole:
         raise ValueError(f"{len(data)} bytes do not make {name!r} of shape {list(shape)}")
     return np.ndarray(shape, dtype, buffer=data) if dtype.itemsize and data else np.zeros(shape, dtype)
+
+
+def _is_plain_key(key: object) -> bool:
+    return type(key) is str and key[:1] != "$" and (key.isascii() or _is_text(key))
 
 
 def _is_text(value: str) -> bool:

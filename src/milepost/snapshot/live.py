@@ -27,17 +27,16 @@ class LiveTensor:
         self.path = path
         self.nbytes: int = tensor.nbytes
         self.dtype, self.shape, self.logical = stored_form(tensor)
-        in_place = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-        self.address = tensor.data_ptr() if in_place else 0
+        in_place = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+        self.address: int = tensor.data_ptr() if in_place else 0
         self.deferrable = bool(deferrable) and tensor.untyped_storage().data_ptr() in deferrable
-        # A detector of changes in between, which such tensors do not have.
-        self._version = -1 if tensor.is_inference() else tensor._version
+        self._version: int = tensor._version if self.deferrable else 0
         self._held: memoryview | None = None
 
     @property
     def changed(self) -> bool:
         """Whether torch has seen a write to the tensor since it was described."""
-        return self._version >= 0 and self.tensor._version != self._version
+        return self.deferrable and self.tensor._version != self._version
 
     def copy_into(self, target: memoryview, start: int) -> None:
         """Copy the bytes from ``start`` on into all of ``target``. Raises UnsupportedStateError if torch cannot."""

@@ -24,6 +24,7 @@ _NUMPY = frozenset({
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     torch.bool,
 })  # fmt: skip
+_STRIDED = torch.strided
 # Complex numbers that safetensors does not know are stored as pairs of real ones.
 _PAIRS = {torch.complex128: "F64", torch.complex32: "F16"}
 
@@ -96,8 +97,12 @@ def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
 
 def check_storable(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedStateError for a tensor whose bytes are not all of it."""
+    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
+    if plain and tensor.layout is _STRIDED and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta):
+        if not tensor._is_zerotensor():
+            return
     fault = None
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+    if not plain:
         fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
     elif tensor.layout is not torch.strided:
         fault = f"has the layout {tensor.layout}"
@@ -121,7 +126,7 @@ def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     if tensor.numel() == 0:
         return None
     place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
-    return place if tensor.device.type == "cpu" else (*place, tensor.device)
+    return place if tensor.is_cpu else (*place, tensor.device)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
