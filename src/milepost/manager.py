@@ -7,6 +7,7 @@ import operator
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex
@@ -20,7 +21,7 @@ from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
 from milepost.quantities import one_of, own_value, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
-from milepost.resumption import find_origin, refuse_used, rewind
+from milepost.resumption import Restorer, refuse_used, resume_from, rewind
 from milepost.saver import Constants, Saver
 from milepost.signals import SignalWatcher
 from milepost.snapshot.restore import restore
@@ -136,9 +137,9 @@ class CheckpointManager:
         if self._begun:
             raise CheckpointExistsError("resume() comes once, before the first step() or save()", path=self.folder)
         wanted = source if isinstance(source, str | Path) else operator.index(source)
-        origin = find_origin(self._run, self._backend, wanted, self._verify)
+        given = partial(restore, self._entries, allow_missing=tuple(allow_missing))
+        origin = resume_from(self._run, self._backend, wanted, Restorer(self._verify, given))
         if origin is not None:
-            restore(self._entries, origin.snapshot, allow_missing=tuple(allow_missing))
             self._step = origin.checkpoint.step
             self._seconds = origin.manifest.seconds
             if origin.inside:

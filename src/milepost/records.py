@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -101,6 +101,37 @@ class TensorSource(Protocol):
         """Copy the bytes from ``start`` on into all of ``target``."""
 
 
+class StoredSource(TensorSource, Protocol):
+    """A tensor that was stored, wherever its bytes are."""
+
+    @property
+    def data(self) -> memoryview:
+        """All of its bytes in host memory."""
+
+
+Fill = Callable[[Iterable[tuple[StoredSource, memoryview]]], None]
+"""Brings the bytes of stored tensors to memory of their sizes."""
+
+
+class Restorable(Protocol):
+    """A stored state, to be restored; the fields are those of ``Snapshot``, the tensors may still be in files."""
+
+    @property
+    def weights(self) -> Mapping[str, StoredSource]: ...  # noqa: D102
+    @property
+    def ties(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def state(self) -> Mapping[str, JSON]: ...  # noqa: D102
+    @property
+    def tensors(self) -> Mapping[str, StoredSource]: ...  # noqa: D102
+
+    def fill(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Bring the bytes of tensors to memory, and make sure of all others. Raises CorruptCheckpointError."""
+
+    def fill_again(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Bring the bytes of tensors to memory after all was made sure of. Raises CorruptCheckpointError."""
+
+
 class Storable(Protocol):
     """A state to be stored; the fields are those of ``Snapshot``, the tensors may still be the live ones."""
 
@@ -146,6 +177,15 @@ class Snapshot:
     ties: Mapping[str, str]
     state: Mapping[str, JSON]
     tensors: Mapping[str, TensorBytes]
+
+    def fill(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Copy tensors to memory of their sizes."""
+        for source, target in pairs:
+            source.copy_into(target, 0)
+
+    def fill_again(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """The same as ``fill``: what is in memory needs no second look."""
+        self.fill(pairs)
 
 
 @dataclass(frozen=True, slots=True)

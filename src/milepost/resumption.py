@@ -1,10 +1,10 @@
-"""Finding the checkpoint that a run goes on from, and reading it: catalog, choice, verification, restore."""
+"""The checkpoint that a run goes on from: found, checked while it is read, restored."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from milepost.errors import (
     UnsupportedFormatError,
 )
 from milepost.policy.resuming import resume_candidates
-from milepost.records import Checkpoint, Snapshot
+from milepost.records import Checkpoint, Restorable
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import Catalog, find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import RunFolder, parse_step
 from milepost.storage.manifest import Manifest, read_manifest
-from milepost.storage.reader import read_snapshot
+from milepost.storage.reader import StoredState
 from milepost.storage.sweep import supersede
 from milepost.storage.verify import VerifyLevel
 
@@ -34,25 +34,32 @@ class Origin:
 
     checkpoint: Checkpoint
     manifest: Manifest
-    snapshot: Snapshot
     inside: bool
 
 
-def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, verify: VerifyLevel) -> Origin | None:
-    """The checkpoint that ``source`` names, verified and read; None where ``"auto"`` finds a folder without any.
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """How a checkpoint is checked, and what is then done with it (``restore``)."""
 
-    Raises CheckpointNotFoundError, CheckpointExistsError, CorruptCheckpointError (for ``"auto"`` only if no good one
-    is left), UnsupportedFormatError.
+    verify: VerifyLevel
+    restore: Callable[[Restorable], None]
+
+
+def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, restorer: Restorer) -> Origin | None:
+    """Restore the checkpoint that ``source`` names, and give it; None where ``"auto"`` finds a folder without any.
+
+    Raises what ``restore`` raises; a CorruptCheckpointError of ``"auto"`` only if no older checkpoint is good. Raises
+    CheckpointNotFoundError, CheckpointExistsError, UnsupportedFormatError.
     """
     catalog = read_catalog(run.path)
     if source == "auto":
-        return _newest_good(run, backend, catalog, verify)
+        return _newest_good(run, backend, catalog, restorer)
     if isinstance(source, int):
-        return _read(_at(run, catalog, source), verify, inside=True)
+        return _restore(_at(run, catalog, source), restorer, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
     path = Path(source).expanduser().resolve()
     if path.parent == run.path and (step := parse_step(path.name)) is not None:
-        return _read(_at(run, catalog, step), verify, inside=True)
+        return _restore(_at(run, catalog, step), restorer, inside=True)
     if catalog.checkpoints or catalog.damaged:
         raise CheckpointExistsError(
             f"{run.path} already holds checkpoints, so a run from {path} cannot start in it. Use resume='auto' to go "
@@ -60,11 +67,11 @@ def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, veri
             path=run.path,
         )
     if parse_step(path.name) is None and (found := read_catalog(path)).checkpoints:
-        return _newest_good(RunFolder(path), None, found, verify)
-    return _read(find_checkpoint(path)[0], verify, inside=False)
+        return _newest_good(RunFolder(path), None, found, restorer)
+    return _restore(find_checkpoint(path)[0], restorer, inside=False)
 
 
-def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, verify: VerifyLevel) -> Origin | None:
+def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, restorer: Restorer) -> Origin | None:
     for newer in (entry for entry in catalog.damaged if entry.newer_format is not None):
         raise UnsupportedFormatError(
             f"{newer.path} was {newer.reason}. Install a newer Milepost to go on with this run.",
@@ -76,7 +83,7 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, veri
         logger.warning("passed over %s: %s", entry.path, entry.reason)
     for checkpoint in resume_candidates(catalog.checkpoints, "auto"):
         try:
-            return _read(checkpoint, verify, inside=backend is not None)
+            return _restore(checkpoint, restorer, inside=backend is not None)
         except CorruptCheckpointError as error:
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
@@ -100,7 +107,7 @@ def _mark_damaged(backend: Backend, checkpoint: Checkpoint, reason: str) -> None
         rewrite_manifest(backend, checkpoint.path, lambda manifest: replace(manifest, damage=reason))
 
 
-def _read(checkpoint: Checkpoint, verify: VerifyLevel, *, inside: bool) -> Origin:
+def _restore(checkpoint: Checkpoint, restorer: Restorer, *, inside: bool) -> Origin:
     if not checkpoint.resumable:
         raise CheckpointNotFoundError(
             f"{checkpoint.path} holds weights only, and a run cannot be resumed from those. Choose a full checkpoint, "
@@ -109,7 +116,8 @@ def _read(checkpoint: Checkpoint, verify: VerifyLevel, *, inside: bool) -> Origi
             step=checkpoint.step,
         )
     manifest = read_manifest(checkpoint.path)
-    return Origin(checkpoint, manifest, read_snapshot(checkpoint.path, manifest, verify=verify), inside)
+    restorer.restore(StoredState(checkpoint.path, manifest, verify=restorer.verify))
+    return Origin(checkpoint, manifest, inside)
 
 
 def _at(run: RunFolder, catalog: Catalog, step: int) -> Checkpoint:

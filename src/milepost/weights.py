@@ -8,7 +8,7 @@ from torch import nn
 
 from milepost.snapshot.restore import LoadResult, restore_model
 from milepost.storage.catalog import find_checkpoint
-from milepost.storage.reader import read_weights
+from milepost.storage.reader import StoredState
 
 
 def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> LoadResult:
@@ -21,4 +21,4 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     # A link that somebody names is followed; links inside a checkpoint are not.
     folder = Path(path).expanduser().resolve()
     _, manifest = find_checkpoint(folder)
-    return restore_model(model, read_weights(folder, manifest), manifest.ties, strict=strict)
+    return restore_model(model, StoredState(folder, manifest, state=False), strict=strict)

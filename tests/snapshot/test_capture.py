@@ -285,7 +285,7 @@ def test_names_are_those_of_the_model_inside_its_wrappers():
         assert set(snapshot.weights) == expected
         assert set(snapshot.state["optimizer"]["param_groups"][0]["params"]) == {n for n, _ in model.named_parameters()}
         plain = net(3)
-        restore_model(plain, snapshot.weights, snapshot.ties)
+        restore_model(plain, snapshot)
         restore(check_state({"model": wrapped, "optimizer": optimizer}), snapshot)
         assert torch.equal(plain[0].weight, unwrapped(wrapped)[0].weight)
 
@@ -403,10 +403,10 @@ def test_weights_alone_load_with_or_without_strictness():
     other = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     before = other[0].weight.clone()
     with pytest.raises(IncompatibleStateError) as caught:
-        restore_model(other, snapshot.weights, snapshot.ties)
+        restore_model(other, snapshot)
     assert "3.weight" in caught.value.unexpected
     assert torch.equal(other[0].weight, before)
-    result = restore_model(other.double(), snapshot.weights, snapshot.ties, strict=False)
+    result = restore_model(other.double(), snapshot, strict=False)
     assert result.missing == () and "3.weight" in result.unexpected
     assert torch.equal(other[0].weight.float(), net(0)[0].weight)
 

@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -20,7 +19,7 @@ from milepost.errors import CorruptCheckpointError, UnsupportedStateError
 from milepost.records import TensorBytes
 from milepost.snapshot.flatten import Flattener, Unflattener
 from milepost.snapshot.live import LiveTensor, own_bytes
-from milepost.snapshot.tensors import to_borrowed_tensor, to_bytes, to_tensor
+from milepost.snapshot.tensors import to_bytes, to_tensor
 
 # torch warns of these when a tensor of such a dtype is made, which is what is tested here.
 pytestmark = [
@@ -310,18 +309,6 @@ def test_bytes_are_flat_also_of_empty_tensors_and_numbers():
             assert data.contiguous
 
 
-def test_bytes_that_are_borrowed_make_the_same_tensor():
-    for dtype in DTYPES:
-        for shape in ((), (0, 2), (2, 3)):
-            stored = to_bytes(numbers(dtype, shape), "t")
-            # Inside a file they begin anywhere.
-            shifted = memoryview(bytearray(b"x" + bytes(stored.data)))[1:]
-            for data in (stored.data, shifted, shifted.toreadonly()):
-                borrowed = to_borrowed_tensor(replace(stored, data=data))
-                assert (borrowed.dtype, borrowed.shape) == (dtype, shape)
-                assert raw(borrowed) == raw(numbers(dtype, shape))
-
-
 def test_bytes_of_a_dtype_that_is_not_known_or_too_few_are_refused():
     data = memoryview(bytearray(8))
     for stored in (
@@ -330,9 +317,8 @@ def test_bytes_of_a_dtype_that_is_not_known_or_too_few_are_refused():
         TensorBytes("U8", (4, 2), data, "load"),
         TensorBytes("U8", (4, 2), data, "float32"),
     ):
-        for make in (to_tensor, to_borrowed_tensor):
-            with pytest.raises(CorruptCheckpointError):
-                make(stored)
+        with pytest.raises(CorruptCheckpointError):
+            to_tensor(stored)
 
 
 scalars = st.one_of(

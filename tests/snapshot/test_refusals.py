@@ -178,7 +178,7 @@ def test_weights_alone_are_refused_with_the_model_untouched():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for strict in (True, False):
         with pytest.raises(IncompatibleStateError, match=r"1\.weight: \[9, 3\] is stored"):
-            restore_model(model, snapshot.weights, snapshot.ties, strict=strict)
+            restore_model(model, snapshot, strict=strict)
         assert same(dict(model.state_dict()), before)
 
 

@@ -26,8 +26,9 @@ from milepost.storage.catalog import find_checkpoint, read_catalog
 from milepost.storage.layout import STATE_TREE, is_reserved
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.reader import read_text
+from milepost.storage.reading import Reading
 from milepost.storage.run import open_run
-from milepost.storage.verify import read_verified, verify_checkpoint
+from milepost.storage.verify import verify_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +142,8 @@ def _first_readable(candidates: Sequence[Checkpoint]) -> Origin | None:
 
 
 def _read(checkpoint: Checkpoint, manifest: Manifest) -> Origin:
-    for name, record in manifest.files.items():
-        if not is_reserved(name):
-            for _ in read_verified(checkpoint.path, name, record, digests=True):
-                pass
+    beside = {name: record for name, record in manifest.files.items() if not is_reserved(name)}
+    Reading(checkpoint.path, beside, digests=True, rest=True).read({})
     tree: Any = json.loads(read_text(checkpoint.path, STATE_TREE, manifest)) if STATE_TREE in manifest.files else {}
     try:
         return Origin(

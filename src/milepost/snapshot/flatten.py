@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import JSON, TensorBytes, TensorSource
+from milepost.records import JSON, StoredSource, TensorBytes, TensorSource
 from milepost.snapshot.live import LiveTensor
-from milepost.snapshot.tensors import storage_key, to_tensor
+from milepost.snapshot.tensors import empty_tensor, storage_key
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -136,10 +136,16 @@ class Flattener:
 
 
 class Unflattener:
-    """Rebuilds values; tensors that were one are one again. ``tensors`` maps names to their bytes."""
+    """Rebuilds values; tensors that were one are one again. ``tensors`` maps names to what was stored.
 
-    def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
+    With ``deferred`` tensors and arrays are made empty: ``pending`` are the stored ones with the memory for their
+    bytes, which somebody has to bring there.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredSource], *, deferred: bool = False) -> None:
+        self.pending: list[tuple[StoredSource, memoryview]] = []
         self._tensors = tensors
+        self._deferred = deferred
         self._made: dict[tuple[str, bool, bool], torch.Tensor] = {}
 
     def unflatten(self, tree: JSON) -> Any:
@@ -148,6 +154,16 @@ class Unflattener:
             return self._value(tree)
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptCheckpointError(f"the stored training state cannot be understood ({error!r})") from error
+
+    def members(self, tree: JSON) -> Any:
+        """The value of a JSON tree; if it is a dict with texts as keys, its own tensors stay as they are stored."""
+        if type(tree) is not dict or next(iter(tree), "")[:1] == "$":
+            return Unflattener(self._tensors).unflatten(tree)
+        found = {}
+        for key, item in tree.items():
+            stored = type(item) is dict and "$tensor" in item and item["$tensor"] in self._tensors
+            found[key] = self._tensors[item["$tensor"]] if stored else self.unflatten(item)
+        return found
 
     def _value(self, tree: JSON) -> Any:
         if isinstance(tree, list):
@@ -161,7 +177,9 @@ class Unflattener:
         if tag == "$tensor":
             return self._tensor(content, tree)
         if tag == "$ndarray":
-            return _array(bytearray(self._tensors[content].data), tree["dtype"], tuple(tree["shape"]))
+            data = bytearray(self._tensors[content].nbytes)
+            self._fill(self._tensors[content], memoryview(data))
+            return _array(data, tree["dtype"], tuple(tree["shape"]))
         if tag == "$deque":
             return deque(self._value(content), tree["maxlen"])
         if tag == "$numpy":
@@ -175,13 +193,20 @@ class Unflattener:
         key = (name, is_parameter, requires_grad)
         if key not in self._made:
             if key[1:] == (False, False):
-                tensor = to_tensor(self._tensors[name])
+                tensor, view = empty_tensor(self._tensors[name])
+                self._fill(self._tensors[name], view)
             else:
                 # A parameter and a plain tensor of the same memory are two objects, and share it again.
                 tensor = self._tensor(name, {}).detach()
                 tensor = torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_()
             self._made[key] = tensor
         return self._made[key]
+
+    def _fill(self, stored: StoredSource, target: memoryview) -> None:
+        if self._deferred:
+            self.pending.append((stored, target))
+        elif target.nbytes:
+            stored.copy_into(target, 0)
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:

@@ -12,10 +12,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from milepost.errors import IncompatibleStateError
-from milepost.records import Snapshot, TensorBytes
+from milepost.records import Restorable
 from milepost.snapshot.flatten import Flattener, Unflattener
 from milepost.snapshot.live import own_bytes
-from milepost.snapshot.modules import compare_module, compare_ties, described, live_weights, load_module, with_ties
+from milepost.snapshot.loading import load_module
+from milepost.snapshot.modules import compare_module, compare_ties, described, live_weights, with_ties
 from milepost.snapshot.names import is_weight, parameter_names
 from milepost.snapshot.optimizers import find_mismatches, load_named_state
 from milepost.snapshot.plain import InPlace
@@ -32,17 +33,21 @@ class LoadResult:
     unexpected: tuple[str, ...]
 
 
-def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str] = ()) -> None:
+def restore(entries: Entries, snapshot: Restorable, *, allow_missing: Iterable[str] = ()) -> None:
     """Put a snapshot's state into the live objects, in place, the random number generators last.
 
     ``allow_missing`` names entries that may be in one of the two only; they are left as they are. Raises
-    IncompatibleStateError naming every missing, unexpected or differing part, with all live objects untouched.
+    IncompatibleStateError naming every missing, unexpected or differing part, or CorruptCheckpointError, with all
+    live objects untouched.
     """
     allowed = {allow_missing} if isinstance(allow_missing, str) else set(allow_missing)
     problems = Problems()
     problems.compare({*entries.values, RNG} - allowed, set(snapshot.state) - allowed)
-    unflattener = Unflattener(snapshot.tensors)
-    saved = {name: unflattener.unflatten(tree) for name, tree in snapshot.state.items()}
+    unflattener = Unflattener(snapshot.tensors, deferred=True)
+    saved = {
+        name: unflattener.members(tree) if entries.kinds.get(name) is Kind.MODULE else unflattener.unflatten(tree)
+        for name, tree in snapshot.state.items()
+    }
     present = {name: value for name, value in entries.values.items() if name in saved}
     owner = _owner_of_weights(entries, saved)
     if owner is not None:
@@ -53,12 +58,14 @@ def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str
     if RNG in saved and not (isinstance(saved[RNG], dict) and {"python", "numpy", "torch"} <= saved[RNG].keys()):
         problems.mismatched.append(f"{RNG}: what is stored are no generators' states")
     problems.raise_if_any()
+    # Every byte of the checkpoint is checked here, before anything live changes.
+    snapshot.fill(unflattener.pending)
     _load_foreign({name: value for name, value in present.items() if entries.kinds[name] is Kind.STATEFUL}, saved)
     in_place = InPlace()
     for kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.PLAIN):
         for name in (name for name in present if entries.kinds[name] is kind):
             if kind is Kind.MODULE:
-                load_module(present[name], saved[name], strict=True)
+                load_module(present[name], saved[name], snapshot.fill_again, strict=True)
             elif kind is Kind.OPTIMIZER:
                 load_named_state(present[name], saved[name], names)
             else:
@@ -67,15 +74,13 @@ def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str
         restore_rng(saved[RNG])
 
 
-def restore_model(
-    model: nn.Module, weights: Mapping[str, TensorBytes], ties: Mapping[str, str], *, strict: bool = True
-) -> LoadResult:
+def restore_model(model: nn.Module, snapshot: Restorable, *, strict: bool = True) -> LoadResult:
     """Copy weights into a model in place, cast to its dtypes; only names matter, and with ``strict`` all of them.
 
-    Raises IncompatibleStateError, with the model untouched.
+    Raises IncompatibleStateError or CorruptCheckpointError, with the model untouched.
     """
     live = live_weights(model)
-    saved = with_ties(weights, ties, live)
+    saved = with_ties(snapshot.weights, snapshot.ties, live)
     missing = tuple(name for name in live if name not in saved)
     unexpected = tuple(name for name in saved if name not in live)
     problems = Problems()
@@ -88,7 +93,9 @@ def restore_model(
             problems.mismatched.append(f"{name}: {list(shape)} is stored, the model has {list(live[name].shape)}")
     compare_ties(problems, "", live, saved)
     problems.raise_if_any()
-    load_module(model, {name: value for name, value in saved.items() if name in live}, strict=False)
+    snapshot.fill(())
+    wanted = {name: value for name, value in saved.items() if name in live}
+    load_module(model, wanted, snapshot.fill_again, strict=False)
     return LoadResult(missing, unexpected)
 
 

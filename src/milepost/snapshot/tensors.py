@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import TensorBytes
+from milepost.records import TensorBytes, TensorSource
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -49,7 +49,7 @@ def to_bytes(tensor: torch.Tensor, path: str) -> TensorBytes:
     check_storable(tensor, path)
     try:
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = _view(host)
+        data = host_view(host)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError) as error:
@@ -60,33 +60,28 @@ def to_bytes(tensor: torch.Tensor, path: str) -> TensorBytes:
     return TensorBytes(name, shape, data, logical)
 
 
-def to_tensor(stored: TensorBytes) -> torch.Tensor:
-    """A tensor in memory of its own from its bytes. Raises CorruptCheckpointError for a dtype that torch lacks."""
+def empty_tensor(stored: TensorSource) -> tuple[torch.Tensor, memoryview]:
+    """A tensor for a stored one's bytes, which are still to come, and a view of its memory.
+
+    Raises CorruptCheckpointError for a dtype that torch lacks, or another number of bytes.
+    """
     shape, dtype = shape_and_dtype(stored)
     # Said, since the default device may be another.
     tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if stored.nbytes != tensor.numel() * tensor.element_size():
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
-    if stored.nbytes:
-        _view(tensor)[:] = stored.data
+    return tensor, host_view(tensor)
+
+
+def to_tensor(stored: TensorSource) -> torch.Tensor:
+    """A tensor in memory of its own from its bytes. Raises what ``empty_tensor`` does."""
+    tensor, view = empty_tensor(stored)
+    if view.nbytes:
+        stored.copy_into(view, 0)
     return tensor
 
 
-def to_borrowed_tensor(stored: TensorBytes) -> torch.Tensor:
-    """Like ``to_tensor``, for reading only: it may be a view of the stored bytes."""
-    shape, dtype = shape_and_dtype(stored)
-    whole = stored.nbytes == math.prod(shape) * dtype.itemsize
-    # torch has no tensors that cannot be written, and warns of bytes that cannot.
-    if not whole or not stored.nbytes or stored.data.readonly:
-        return to_tensor(stored)
-    octets = torch.frombuffer(stored.data, dtype=torch.uint8)
-    # Bytes of a file begin where they begin, and wider numbers must be aligned.
-    if octets.data_ptr() % dtype.itemsize:
-        return to_tensor(stored)
-    return octets.view(dtype).view(shape)
-
-
-def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
+def shape_and_dtype(stored: TensorSource) -> tuple[tuple[int, ...], torch.dtype]:
     """What ``to_tensor`` would give, without making it. Raises CorruptCheckpointError for a dtype that torch lacks."""
     if stored.logical is not None:
         return stored.shape[:-1], _logical_dtype(stored)
@@ -98,9 +93,9 @@ def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
 def check_storable(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedStateError for a tensor whose bytes are not all of it."""
     plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    if plain and tensor.layout is _STRIDED and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta):
-        if not tensor._is_zerotensor():
-            return
+    dense = plain and tensor.layout is _STRIDED and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
+    if dense and not tensor._is_zerotensor():
+        return
     fault = None
     if not plain:
         fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -143,7 +138,8 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     )
 
 
-def _view(tensor: torch.Tensor) -> memoryview:
+def host_view(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's bytes in host memory, as a flat view."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     array: Any
@@ -170,7 +166,7 @@ def _logical(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _logical_dtype(stored: TensorBytes) -> torch.dtype:
+def _logical_dtype(stored: TensorSource) -> torch.dtype:
     dtype = getattr(torch, stored.logical or "", None)
     if not isinstance(dtype, torch.dtype) or not stored.shape:
         raise CorruptCheckpointError(f"a tensor has the dtype {stored.logical!r}, which this torch does not know")

@@ -100,12 +100,15 @@ def read_header(path: Path) -> list[TensorPlace]:
     """The places of a file's tensors. Raises CorruptCheckpointError for a header that is not sound."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if length > min(size - 8, _LONGEST_HEADER):
-            raise _unsound(path, "the header is longer than the file")
-        text = file.read(length)
-    return parse_header(path, text, size)
+        return parse_header(path, file.read(header_length(path, file.read(8), size)), size)
+
+
+def header_length(path: Path, prefix: bytes, size: int) -> int:
+    """The length of a header's text from the file's first eight bytes. Raises CorruptCheckpointError."""
+    length = int(struct.unpack("<Q", prefix)[0]) if len(prefix) == 8 else size
+    if length > min(size - 8, _LONGEST_HEADER):
+        raise _unsound(path, "the header is longer than the file")
+    return length
 
 
 def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[TensorPlace]:
@@ -131,9 +134,7 @@ def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[Tensor
 
 def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]]:
     """Every tensor of a file that is in memory, as views of it."""
-    if data.nbytes < 8 or struct.unpack("<Q", data[:8])[0] > min(data.nbytes - 8, _LONGEST_HEADER):
-        raise _unsound(path, "the header is longer than the file")
-    length = struct.unpack("<Q", data[:8])[0]
+    length = header_length(path, bytes(data[:8]), data.nbytes)
     for place in parse_header(path, data[8 : 8 + length], data.nbytes):
         yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)
 
