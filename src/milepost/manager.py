@@ -79,12 +79,11 @@ class CheckpointManager:
         self._entries = check_state(state)
         most = parse_size(max_shard_size, "max_shard_size")
         constants = Constants(collect_assets(assets), config_name, most)
-        self._background = background
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules)
         self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
-        self._saver = Saver(self._run, self._backend, self._keeper, constants)
+        self._saver = Saver(self._run, self._backend, self._keeper, self._capturer, constants, background=background)
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
@@ -94,8 +93,6 @@ class CheckpointManager:
         self._metrics: Mapping[str, Any] = {}
         self._seconds = 0.0
         self._clock_zero = time.monotonic()
-        # The reason to save at the next step what could not be saved at an earlier one.
-        self._again: tuple[str, ...] = ()
         self._begun = self._stepped = self._closed = self._should_stop = False
 
     @property
@@ -162,7 +159,7 @@ class CheckpointManager:
         ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
         """
         if self._saver.has_news:
-            self._report()
+            self._saver.report()
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
@@ -176,10 +173,11 @@ class CheckpointManager:
             reasons = (*reasons, ending.name)
         if self._watcher.saving is not None:
             reasons = (*reasons, self._watcher.take_saving())
-        if self._again:
-            reasons, self._again = (*reasons, *self._again), ()
-        if reasons:
-            self._save(reasons, may_skip=self._skips and ending is None)
+        reasons = (*reasons, *self._saver.take_again())
+        if reasons and self._skips and ending is None and self._saver.busy:
+            logger.warning("step %d is not saved: another is still being written (when_busy='skip')", number)
+        elif reasons:
+            self._save(reasons)
         if ending is not None:
             self.wait()
             self._should_stop = True
@@ -191,7 +189,7 @@ class CheckpointManager:
         again. Raises the error of an earlier save that failed, once.
         """
         self._refuse_if_closed("save()")
-        self._report()
+        self._saver.report()
         if not self._begun:
             self._begin()
         under_way = self._saver.saving(self._step)
@@ -199,9 +197,7 @@ class CheckpointManager:
             return under_way
         if self._resumed_step == self._step and (saved := self.catalog().at(self._step)) is not None:
             return finished(saved)
-        job = self._save(("save() was called",))
-        assert job is not None
-        return job
+        return self._save(("save() was called",))
 
     def record_metrics(self, step: SupportsIndex, metrics: Mapping[str, Any]) -> None:
         """Attach scores that come late to the checkpoint of ``step``; the rules are asked again.
@@ -237,8 +233,7 @@ class CheckpointManager:
     def wait(self) -> None:
         """Return when everything asked for is durable. Raises the error of a save that failed, once."""
         self._saver.wait()
-        if (spoiled := self._saver.raise_failure()) is not None:
-            raise spoiled
+        self._saver.raise_failure()
 
     def close(self) -> None:
         """End the run well: save the last step if it is not saved, wait, give back the lock and the handlers.
@@ -250,15 +245,12 @@ class CheckpointManager:
         try:
             finish(self._saver)
             if self._stepped and self._saver.saving(self._step) is None:
-                self._capturer.give_up_overlapping()
                 self._save(("the last step",))
-            finish(self._saver)
+                finish(self._saver)
             self._saver.tell()
         finally:
             self._release()
-        # A copy that was spoiled is made good by the save above.
-        while self._saver.raise_failure() is not None:
-            pass
+        self._saver.raise_failure()
 
     def __enter__(self) -> Self:
         return self
@@ -288,44 +280,18 @@ class CheckpointManager:
         refuse_used(self._run)
         self._begun = True
 
-    def _report(self) -> None:
-        spoiled = self._saver.report()
-        if spoiled is not None:
-            logger.warning(
-                "a save is made again at the next step, and copies are made at once from now on: %s", spoiled
-            )
-            self._capturer.give_up_overlapping()
-            self._again = ("an earlier copy was spoiled",)
-
-    def _save(self, reasons: Sequence[str], *, may_skip: bool = False) -> Job[Checkpoint] | None:
-        if may_skip and self._saver.busy:
-            logger.warning(
-                "step %d is not saved: an earlier save is still being written (when_busy='skip')", self._step
-            )
-            return None
-        metrics = read_numbers(self._metrics)
-        # One save in flight: its copy of the state must be gone before the next one is made.
-        self._saver.wait_for_commit()
-        job = self._saver.save(
+    def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
+        return self._saver.save(
             self._step,
-            self._capturer.capture(),
             reasons=reasons,
-            metrics=metrics,
+            metrics=read_numbers(self._metrics),
             epoch=self._epoch(),
             seconds=self._seconds,
         )
-        self._capturer.complete()
-        if not self._background:
-            job.wait()
-            self._saver.raise_failure()
-        return job
 
     def _change(self, step: SupportsIndex, **fields: Any) -> None:
         self._refuse_if_closed("a change of a checkpoint")
         self._saver.change(whole_number(step, "step"), **fields)
-        if not self._background:
-            self._saver.wait()
-            self._saver.raise_failure()
 
     def _epoch(self) -> int | None:
         epochs = (getattr(value, "epoch", None) for value in self._state.values())
@@ -338,6 +304,5 @@ class CheckpointManager:
     def _release(self) -> None:
         self._closed = True
         self._saver.close()
-        self._capturer.close()
         self._watcher.restore()
         self._lock.release()

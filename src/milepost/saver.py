@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import milepost
-from milepost.capturing import Captured
+from milepost.capturing import Captured, Capturer
 from milepost.copying import SpoiledCopyError
 from milepost.errors import CheckpointNotFoundError, SaveFailedError
 from milepost.keeping import Keeper
@@ -39,9 +39,24 @@ class Constants:
 
 
 class Saver:
-    """Commits snapshots and keeps the folder tidy. Errors wait in ``take_error`` until somebody is told."""
+    """Captures and commits, and keeps the folder tidy. Errors wait in ``take_error`` until somebody is told.
 
-    def __init__(self, run: RunFolder, backend: Backend, keeper: Keeper, constants: Constants) -> None:
+    Without ``background`` a save returns when it is durable.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        backend: Backend,
+        keeper: Keeper,
+        capturer: Capturer,
+        constants: Constants,
+        *,
+        background: bool,
+    ) -> None:
+        self._capturer = capturer
+        self._background = background
+        self._again: tuple[str, ...] = ()
         self._run = run
         self._backend = backend
         self._keeper = keeper
@@ -68,14 +83,20 @@ class Saver:
     def save(
         self,
         step: int,
-        captured: Captured,
         *,
         reasons: Sequence[str],
         metrics: Mapping[str, float],
         epoch: int | None,
         seconds: float,
     ) -> Job[Checkpoint]:
-        """Commit what was captured as the checkpoint of ``step``, then prune. ``seconds`` is training time so far."""
+        """Capture the state and commit it as the checkpoint of ``step``, then prune; ``seconds`` is training time.
+
+        One save is in flight at a time, so it waits for the one before. Raises what a capture raises, and without
+        ``background`` what the commit does.
+        """
+        # The copy that is being written must be of no use any more before the next one is made.
+        self.wait_for_commit()
+        captured = self._capturer.capture()
         draft = Draft(
             step=step,
             serial=0,
@@ -97,6 +118,10 @@ class Saver:
         self._saving = (step, job)
         # A job of its own: the checkpoint is durable before, and pruning large files takes time.
         self._writer.submit(lambda: self._keep(job))
+        self._capturer.complete()
+        if not self._background:
+            job.wait()
+            self.raise_failure()
         return job
 
     def wait_for_commit(self) -> None:
@@ -123,6 +148,9 @@ class Saver:
         if read_catalog(self._run.path).at(step) is None and self.saving(step) is None:
             raise CheckpointNotFoundError(f"{self._run.path} has no checkpoint of step {step}", step=step)
         self._writer.submit(lambda: self._change(step, fields))
+        if not self._background:
+            self.wait()
+            self.raise_failure()
 
     def tidy(self) -> None:
         """Ask the rules again, for what a run that was killed between a commit and its pruning left."""
@@ -133,17 +161,24 @@ class Saver:
         return self._writer.wait(timeout)
 
     def take_error(self) -> BaseException | None:
-        """The first error that nobody was told of."""
-        return self._writer.take_error()
+        """The first error that nobody was told of; a spoiled copy that a later save made good is none."""
+        while (error := self._writer.take_error()) is not None:
+            good = self._saving is not None and self._saving[1].done() and not self._saving[1].failed
+            if not (isinstance(error, SpoiledCopyError) and good):
+                return error
+            logger.warning("%s It was saved again.", error)
+        return None
 
-    def raise_failure(self) -> SpoiledCopyError | None:
-        """Raise the first error that nobody was told of; of a spoiled copy, which another save makes good, give it."""
+    def raise_failure(self) -> None:
+        """Raise the first error that nobody was told of, if there is one."""
         failure = self.take_error()
-        if isinstance(failure, SpoiledCopyError):
-            return failure
         if failure is not None:
             raise failure
-        return None
+
+    def take_again(self) -> tuple[str, ...]:
+        """The reason to save now what an earlier save could not, if there is one; it is given once."""
+        again, self._again = self._again, ()
+        return again
 
     def tell(self) -> None:
         """Call every callback once for each checkpoint committed since the last time."""
@@ -152,15 +187,23 @@ class Saver:
             for callback in self.callbacks:
                 callback(checkpoint)
 
-    def report(self) -> SpoiledCopyError | None:
-        """Errors first, as ``raise_failure`` does, then what was committed."""
-        spoiled = self.raise_failure()
+    def report(self) -> None:
+        """Raise errors as ``raise_failure`` does, then tell what was committed.
+
+        A copy that was spoiled is no error but a reason to save again, with copies made at once from now on.
+        """
+        try:
+            self.raise_failure()
+        except SpoiledCopyError as error:
+            logger.warning("%s It is saved again at the next step, and copies are made at once from now on.", error)
+            self._capturer.give_up_overlapping()
+            self._again = ("an earlier copy was spoiled",)
         self.tell()
-        return spoiled
 
     def close(self) -> None:
         """Finish what is under way, and end."""
         self._writer.close()
+        self._capturer.close()
 
     def _commit(self, draft: Draft, captured: Captured) -> Checkpoint:
         try:
