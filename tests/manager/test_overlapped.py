@@ -1,4 +1,4 @@
-"""Copies made beside training hold the state of the moment, whatever changes it afterwards, and however late they are."""
+"""Copies made beside training hold the state of the moment, whatever changes it later, and however late they are."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from milepost import CheckpointManager, EverySteps
 from milepost.copying import SpoiledCopyError
+from milepost.memory import Arena
 from milepost.snapshot.capture import capture
 from milepost.snapshot.stateful import check_state
 from milepost.storage.catalog import read_catalog
@@ -251,8 +252,7 @@ def stored_weight(path: Any) -> torch.Tensor:
 
 def test_the_arena_is_made_once_and_again_only_for_a_larger_state(tmp_path, monkeypatch) -> None:
     made = []
-    monkeypatch.setattr("milepost.capturing.Arena", lambda size: made.append(size) or arena(size))
-    from milepost.memory import Arena as arena
+    monkeypatch.setattr("milepost.capturing.Arena", lambda size: made.append(size) or Arena(size))
 
     run = Run()
     with run.manager(tmp_path, every=2) as manager:
