@@ -11,7 +11,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,8 @@ def resume(state_bytes: int, folder: str, cold: bool, raw_first: bool) -> dict[s
 
 def main() -> int:
     """Do one task."""
-    task = {"first": first, "memory": memory, "resume": resume}[sys.argv[1]]
+    tasks: dict[str, Callable[..., dict[str, Any]]] = {"first": first, "memory": memory, "resume": resume}
+    task = tasks[sys.argv[1]]
     print(json.dumps(task(**json.loads(sys.argv[2]))))
     return 0
 

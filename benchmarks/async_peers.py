@@ -52,7 +52,7 @@ class DistributedAsync(Background):
 
     def __init__(self, training: Any, folder: Path, *, process: bool, beside: bool = False) -> None:
         super().__init__(training, folder)
-        from torch.distributed.checkpoint import DefaultSavePlanner
+        from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -74,12 +74,12 @@ class DistributedAsync(Background):
 
     def save(self) -> None:
         """Stage and start."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import async_save
 
         path = self.next_path()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            response: Any = dcp.async_save(
+            response: Any = async_save(
                 distributed_state(self.training),
                 checkpoint_id=path,
                 planner=self.planner,

@@ -59,6 +59,11 @@ class SwitchedBackend(LocalBackend):
         return super().create(path, *arguments, **named)
 
 
+def knows_capture() -> bool:
+    """Whether this Milepost lets one choose how the state is captured."""
+    return "capture" in inspect.signature(CheckpointManager).parameters
+
+
 class Milepost(Method):
     """A ``CheckpointManager`` in one of its modes. ``capture`` is passed on only where the constructor knows it."""
 
@@ -68,7 +73,7 @@ class Milepost(Method):
         self.backend = SwitchedBackend()
         # Every checkpoint is kept: pruning deletes, which takes a second and is not what is measured.
         options: dict[str, Any] = {"background": background, "signals": False, "backend": self.backend}
-        if capture is not None and "capture" in inspect.signature(CheckpointManager).parameters:
+        if capture is not None and knows_capture():
             options["capture"] = capture
         state = {"model": training.model, "optimizer": training.optimizer, "lr_scheduler": training.scheduler}
         logging.getLogger("milepost").setLevel(logging.WARNING)

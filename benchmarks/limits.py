@@ -11,8 +11,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 THREADS = 2
@@ -20,22 +22,23 @@ COPY_PIECE = 8 << 20
 FILE_PIECE = 16 << 20
 PAGE = 4096
 
+Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
-def aligned_buffer(nbytes: int) -> np.ndarray:
+
+def aligned_buffer(nbytes: int) -> Bytes:
     """Memory of its own, at a page's start, a whole number of pages long, each of them touched."""
     buffer = np.frombuffer(mmap.mmap(-1, -(-nbytes // PAGE) * PAGE), dtype=np.uint8)
     buffer[::PAGE] = 1
     return buffer
 
 
-def bytes_of(tensors: Iterable[torch.Tensor]) -> list[np.ndarray]:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> list[Bytes]:
     """The bytes of tensors in host memory, in place."""
     return [tensor.detach().reshape(-1).view(torch.uint8).numpy() for tensor in tensors]
 
 
-def in_threads(
-    work: Callable[[tuple[np.ndarray, object]], object], pieces: Sequence[tuple[np.ndarray, object]]
-) -> None:
+def in_threads(work: Callable[[T], object], pieces: Sequence[T]) -> None:
     """Do ``work`` for every piece, two at a time; raises the first error."""
     waiting = iter(pieces)
     errors: list[BaseException] = []
@@ -57,9 +60,9 @@ def in_threads(
         raise errors[0]
 
 
-def copy_seconds(sources: Sequence[np.ndarray], target: np.ndarray) -> float:
+def copy_seconds(sources: Sequence[Bytes], target: Bytes) -> float:
     """The copy limit: the sources copied into a kept buffer by two threads, in pieces of 8 MiB."""
-    pieces: list[tuple[np.ndarray, object]] = []
+    pieces: list[tuple[Bytes, Bytes]] = []
     at = 0
     for source in sources:
         for begin in range(0, source.size, COPY_PIECE):
@@ -71,7 +74,7 @@ def copy_seconds(sources: Sequence[np.ndarray], target: np.ndarray) -> float:
     return time.perf_counter() - begin_at
 
 
-def write_direct(path: Path, buffer: np.ndarray) -> bool:
+def write_direct(path: Path, buffer: Bytes) -> bool:
     """A new file of the buffer's bytes, durable when this returns: preallocated, past the cache, synced, folder too.
 
     Gives False where the file system takes no O_DIRECT and the bytes went through the cache.
@@ -88,7 +91,7 @@ def write_direct(path: Path, buffer: np.ndarray) -> bool:
         descriptor, direct = os.open(path, flags), False
     try:
         os.posix_fallocate(descriptor, 0, buffer.size)
-        rest = memoryview(buffer)
+        rest = _view(buffer)
         while rest.nbytes:
             rest = rest[os.write(descriptor, rest[:FILE_PIECE]) :]
         os.fsync(descriptor)
@@ -157,7 +160,7 @@ def read_seconds(paths: Sequence[Path]) -> float:
     """The read limit: the files read by two threads into memory that nobody has touched before."""
     descriptors = [os.open(path, os.O_RDONLY) for path in paths]
     sizes = [os.fstat(descriptor).st_size for descriptor in descriptors]
-    pieces: list[tuple[np.ndarray, object]] = []
+    pieces: list[tuple[Bytes, int, int]] = []
     with contextlib.ExitStack() as stack:
         for descriptor in descriptors:
             stack.callback(os.close, descriptor)
@@ -167,17 +170,23 @@ def read_seconds(paths: Sequence[Path]) -> float:
         for descriptor, size in zip(descriptors, sizes, strict=True):
             for begin in range(0, size, FILE_PIECE):
                 length = min(FILE_PIECE, size - begin)
-                pieces.append((target[at : at + length], (descriptor, begin)))
+                pieces.append((target[at : at + length], descriptor, begin))
                 at += length
         in_threads(_fill, pieces)
         return time.perf_counter() - begin_at
 
 
-def _fill(piece: tuple[np.ndarray, object]) -> None:
-    rest = memoryview(piece[0])
-    descriptor, offset = piece[1]  # type: ignore[misc]
+def _fill(piece: tuple[Bytes, int, int]) -> None:
+    target, descriptor, offset = piece
+    rest = _view(target)
     while rest.nbytes:
         got = os.preadv(descriptor, [rest], offset)
         if got == 0:
             raise OSError(errno.EIO, "the file ended early")
         rest, offset = rest[got:], offset + got
+
+
+def _view(buffer: Bytes) -> memoryview:
+    # numpy's stubs declare the buffer protocol for newer Pythons only.
+    exported: Any = buffer
+    return memoryview(exported)

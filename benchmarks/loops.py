@@ -36,11 +36,12 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Hidden states (batch, length, width) to the same."""
         y = self.input_norm(x)
-        heads = [part(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.q, self.k, self.v)]
-        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (part(y).unflatten(-1, (-1, HEAD)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(attended.transpose(1, 2).flatten(-2))
         y = self.post_norm(x)
-        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        out: Tensor = x + self.down(functional.silu(self.gate(y)) * self.up(y))
+        return out
 
 
 def model_of(parameters: int) -> nn.Sequential:
@@ -104,7 +105,8 @@ class Training:
     def step(self, method: Method | None = None) -> tuple[float, float]:
         """One step. Gives the seconds that the method made the update wait (its own lock), and those of the update."""
         scores = self.model(self.tokens)
-        functional.cross_entropy(scores.flatten(0, 1), self.tokens.flatten()).backward()
+        loss: Any = functional.cross_entropy(scores.flatten(0, 1), self.tokens.flatten())
+        loss.backward()
         begin = time.perf_counter()
         with method.updating() if method is not None else contextlib.nullcontext():
             waited = time.perf_counter() - begin

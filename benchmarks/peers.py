@@ -106,10 +106,10 @@ class DistributedSave(Method):
 
     def save(self) -> None:
         """Save and sync."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         path = self.next_path()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            dcp.save(distributed_state(self.training), checkpoint_id=path, no_dist=True)
+            save(distributed_state(self.training), checkpoint_id=path, no_dist=True)
         sync_tree(path)

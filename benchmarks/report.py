@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.catalog import BY_NAME, CAPTURE, METHODS
+from benchmarks.engine import knows_capture
 from benchmarks.figures import Interval, Samples, interval, promises, verdict
 
 WIDTH = 118
@@ -207,6 +208,10 @@ def notes(samples: Samples, facts: dict[str, Any], names: Iterable[str]) -> list
     for entry in METHODS:
         if entry.name in chosen and entry.installed:
             lines.append(f"{entry.label}: {entry.setup}. fsync: {entry.sync}.")
+    if not knows_capture():
+        lines.append(
+            "This Milepost has no capture=: the rows of both modes are its one way, a copy before step() returns."
+        )
     lines += [f"FAILED {name}: {text}" for name, text in samples.failures.items()]
     return lines
 

@@ -45,7 +45,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         ("first_peer_pairs", 0, 3),
         ("size_gb", 0.1, 1.4),
         ("alone_pairs", 1, chosen.pairs or 15),
-        ("steps", 3, 5),
+        ("steps", 2, 5),
         ("pause", 0.05, 0.5),
     ):
         if getattr(chosen, name) is None:
@@ -137,7 +137,13 @@ def progress(rounds: int) -> Any:
             def say(text: str) -> None:
                 bar.update(task, description=text, refresh=True)
 
-            yield say, lambda: bar.update(task, advance=1, refresh=True)
+            def advance() -> None:
+                bar.update(task, advance=1, refresh=True)
+                if not console.is_terminal:
+                    finished, elapsed = bar.tasks[0].completed, bar.tasks[0].elapsed or 0.0
+                    print(f"round {finished:g} of {rounds} done, {elapsed / 60:.1f} min", file=sys.stderr, flush=True)
+
+            yield say, advance
 
     return shown()
 
