@@ -17,7 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.rounds import Plan
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -66,15 +69,11 @@ def chosen_names(only: str, known: list[str]) -> frozenset[str]:
     return frozenset(found | {"milepost-overlapped"} if "milepost-capture" in found else found)
 
 
-def measure(chosen: argparse.Namespace, names: frozenset[str], folder: Path) -> int:
-    """Run all rounds and report."""
-    from rich.console import Console
+def plan_of(chosen: argparse.Namespace, names: frozenset[str], folder: Path) -> Plan:
+    """What the command line asks for."""
+    from benchmarks.rounds import Plan
 
-    from benchmarks import report
-    from benchmarks.figures import Samples
-    from benchmarks.rounds import Bench, Plan
-
-    plan = Plan(
+    return Plan(
         folder=folder,
         state_bytes=int(chosen.size_gb * 1e9),
         pairs=chosen.pairs,
@@ -85,6 +84,17 @@ def measure(chosen: argparse.Namespace, names: frozenset[str], folder: Path) -> 
         pause=chosen.pause,
         names=names,
     )
+
+
+def measure(chosen: argparse.Namespace, names: frozenset[str], folder: Path) -> int:
+    """Run all rounds and report."""
+    from rich.console import Console
+
+    from benchmarks import report
+    from benchmarks.figures import Samples
+    from benchmarks.rounds import Bench
+
+    plan = plan_of(chosen, names, folder)
     console = Console(width=None if sys.stdout.isatty() else report.WIDTH)
     samples = Samples()
     facts: dict[str, Any] = {}
