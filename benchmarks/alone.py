@@ -21,7 +21,7 @@ from benchmarks.loops import Training
 from benchmarks.memory import peak_bytes, reset_peak
 from benchmarks.methods import Durably, Method
 
-WARM_UP = 3
+WARM_UP = 2
 LATER_SAVES = 2
 
 

@@ -10,19 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from benchmarks.limits import sync_folder
 
 if TYPE_CHECKING:
     from benchmarks.loops import Training
-
-
-class Waitable(Protocol):
-    """A future, whichever library's."""
-
-    def result(self) -> object:
-        """Wait for the end; raises what went wrong."""
 
 
 class Method:

@@ -32,7 +32,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, metavar="N", help="rounds (15; with --quick 2)")
     parser.add_argument("--peer-pairs", type=int, metavar="N", help="rounds in which other tools take part (7)")
     parser.add_argument("--first-peer-pairs", type=int, metavar="N", help="rounds of other tools' first saves (3)")
-    parser.add_argument("--size-gb", type=float, metavar="X", help="size of the state (1.4; with --quick 0.1)")
+    parser.add_argument("--size-gb", type=float, metavar="X", help="size of the state (1.4; with --quick 0.06)")
     parser.add_argument("--alone-pairs", type=int, metavar="N", help="rounds with processes of their own (all)")
     parser.add_argument("--steps", type=int, metavar="N", help="least steps of a window of training (5)")
     parser.add_argument("--pause", type=float, metavar="S", help="seconds of rest after deletions (0.5)")
@@ -46,7 +46,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         ("pairs", 2, 15),
         ("peer_pairs", 1, 7),
         ("first_peer_pairs", 0, 3),
-        ("size_gb", 0.1, 1.4),
+        ("size_gb", 0.06, 1.4),
         ("alone_pairs", 1, chosen.pairs or 15),
         ("steps", 2, 5),
         ("pause", 0.05, 0.5),

@@ -97,7 +97,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones():
     [
         ([], {"pairs": 15, "peer_pairs": 7, "alone_pairs": 15, "size_gb": 1.4}),
         (["--pairs", "20"], {"pairs": 20, "alone_pairs": 20}),
-        (["--quick"], {"pairs": 2, "peer_pairs": 1, "alone_pairs": 1, "size_gb": 0.1}),
+        (["--quick"], {"pairs": 2, "peer_pairs": 1, "alone_pairs": 1, "size_gb": 0.06}),
         (["--quick", "--size-gb", "0.5"], {"pairs": 2, "size_gb": 0.5}),
     ],
 )
