@@ -13,7 +13,7 @@ import torch
 from milepost.errors import SaveFailedError
 from milepost.memory import Arena, move
 from milepost.records import TensorSource
-from milepost.snapshot.devices import CudaCopies, CudaStreams
+from milepost.snapshot.devices import CudaCopies, CudaStreams, device_of
 from milepost.snapshot.live import LiveTensor, place_in
 from milepost.storage.digests import digest
 from milepost.storage.image import Image, Piece
@@ -184,8 +184,9 @@ class Copying:
         devices: dict[tuple[torch.device, bool], list[int]] = {}
         for number, source in scattered.items():
             defer = overlapped and source.deferrable
-            if source.tensor.device.type == "cuda" and place_in(self._place(number), source.tensor) is not None:
-                devices.setdefault((source.tensor.device, defer), []).append(number)
+            device = device_of(source.tensor)
+            if device.type == "cuda" and place_in(self._place(number), source.tensor) is not None:
+                devices.setdefault((device, defer), []).append(number)
                 continue
             until, jobs = (_Until.STEP, later) if defer else (_Until.RETURN, at_once)
             chunks = self._image.chunks_of_sources[number]

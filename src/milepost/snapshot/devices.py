@@ -11,6 +11,11 @@ import torch
 logger = logging.getLogger("milepost")
 
 
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """The device whose streams a copy of the tensor is ordered by."""
+    return tensor.device
+
+
 class CudaCopies:
     """Copies from one CUDA device, on a side stream, ordered after all that the current stream has been given.
 
