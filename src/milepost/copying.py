@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
 
@@ -81,12 +81,18 @@ class Copying:
         at_once: list[Action] = []
         later: list[Action] = []
         scattered: dict[int, LiveTensor] = {}
+        # Few, so that the time for all others is the workers'.
+        apart = {
+            number
+            for number, source in enumerate(self._sources)
+            if type(source) is not LiveTensor or not source.address or (overlapped and not source.deferrable)
+        }
+        for number in apart:
+            self._copy_apart(number, at_once, scattered)
+        until, jobs = (_Until.STEP, later) if overlapped else (_Until.RETURN, at_once)
         for number, chunk in enumerate(self._image.chunks):
-            now, then = self._sorted(chunk.pieces, overlapped, scattered)
-            if now:
-                at_once.append(self._job(_Until.RETURN, [number], partial(self._copy, now)))
-            if then:
-                later.append(self._job(_Until.STEP, [number], partial(self._copy, then)))
+            if any(piece.source not in apart for piece in chunk.pieces):
+                jobs.append(self._job(until, [number], partial(self._copy, chunk.pieces, apart)))
         launches = self._plan_scattered(scattered, overlapped, at_once, later)
         if self._copied:
             self._spoiled = []
@@ -145,37 +151,33 @@ class Copying:
             self._changed.wait_for(lambda: self._copied)
         self._sources = ()
 
-    def _sorted(
-        self, pieces: Sequence[Piece], overlapped: bool, scattered: dict[int, LiveTensor]
-    ) -> tuple[list[Piece], list[Piece]]:
-        """What to copy at once and later; small things are copied here, and what is not in one place is set apart."""
-        now, then = [], []
-        for piece in pieces:
-            source = self._sources[piece.source]
+    def _copy_apart(self, number: int, at_once: list[Action], scattered: dict[int, LiveTensor]) -> None:
+        """Copy a source now if it is small, plan that if it is large, and set it apart if it is not in one place."""
+        source = self._sources[number]
+        for chunk, piece in self._image.pieces_of_sources.get(number, ()):
             if not isinstance(source, LiveTensor):
                 source.copy_into(self._arena.view[piece.target : piece.target + piece.length], piece.start)
             elif not source.address:
-                scattered[piece.source] = source
-            elif overlapped and source.deferrable:
-                then.append(piece)
+                scattered[number] = source
             elif piece.length < _SMALL:
-                _move_small(self._arena.address + piece.target, source.address + piece.start, piece.length)
+                self._copy((piece,), ())
             else:
-                now.append(piece)
-        return now, then
+                at_once.append(self._job(_Until.RETURN, [chunk], partial(self._copy, (piece,), ())))
 
-    def _copy(self, pieces: Sequence[Piece]) -> None:
+    def _copy(self, pieces: Sequence[Piece], apart: Container[int]) -> None:
         for piece in pieces:
             source = self._sources[piece.source]
-            assert isinstance(source, LiveTensor)
-            copy = _move_small if piece.length < _SMALL else move
-            copy(self._arena.address + piece.target, source.address + piece.start, piece.length)
+            if piece.source not in apart and isinstance(source, LiveTensor):
+                copy = _move_small if piece.length < _SMALL else move
+                copy(self._arena.address + piece.target, source.address + piece.start, piece.length)
 
     def _place(self, number: int) -> memoryview:
-        # A tensor's bytes are in one piece, whatever the chunks.
-        first = self._image.chunks[self._image.chunks_of_sources[number][0]]
-        start = next(piece.target for piece in first.pieces if piece.source == number)
+        # A tensor's bytes lie one after the other, whatever the chunks.
+        start = self._image.pieces_of_sources[number][0][1].target
         return self._arena.view[start : start + self._sources[number].nbytes]
+
+    def _chunks_of(self, number: int) -> list[int]:
+        return [chunk for chunk, _ in self._image.pieces_of_sources[number]]
 
     def _plan_scattered(
         self, scattered: Mapping[int, LiveTensor], overlapped: bool, at_once: list[Action], later: list[Action]
@@ -189,7 +191,7 @@ class Copying:
                 devices.setdefault((device, defer), []).append(number)
                 continue
             until, jobs = (_Until.STEP, later) if defer else (_Until.RETURN, at_once)
-            chunks = self._image.chunks_of_sources[number]
+            chunks = self._chunks_of(number)
             jobs.append(self._job(until, chunks, partial(source.copy_whole, self._place(number))))
         launches = []
         for (device, defer), numbers in devices.items():
@@ -204,7 +206,7 @@ class Copying:
         self._streams.pin(self._arena.address, self._arena.size)
         copies = self._streams.begin(device, beside=beside)
         self._copies.append(copies)
-        chunks = [chunk for number in found for chunk in self._image.chunks_of_sources[number]]
+        chunks = [chunk for number in found for chunk in self._chunks_of(number)]
         arrived = self._job(_Until.LATER, chunks, copies.finish)
 
         def launch() -> None:

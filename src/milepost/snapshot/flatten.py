@@ -75,7 +75,13 @@ class Flattener:
         self._open.add(id(value))
         try:
             if kind is dict and all(map(_is_plain_key, value)):
-                return {key: self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]") for key, item in value.items()}
+                # Most of a large state are dicts of tensors, and training waits: their places are spelled if asked for.
+                return {
+                    key: self._tensor(item, f"{name}.{key}", path, key)
+                    if type(item) is torch.Tensor
+                    else self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]")
+                    for key, item in value.items()
+                }
             if kind in _MAPPINGS:
                 return {_MAPPINGS[kind]: [self._pair(key, item, name, path) for key, item in value.items()]}
             if all(type(item) is int for item in value):
@@ -97,14 +103,14 @@ class Flattener:
             raise UnsupportedStateError(f"{place}: a tensor cannot be a key", path=place)
         return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
 
-    def _tensor(self, tensor: torch.Tensor, name: str, path: str) -> JSON:
-        live = LiveTensor(tensor, path, self._deferrable)
-        key = storage_key(tensor)
-        stored = self._names.get(key) if key is not None else None
+    def _tensor(self, tensor: torch.Tensor, name: str, path: str, key: str | None = None) -> JSON:
+        live = LiveTensor(tensor, path, self._deferrable, key)
+        place = storage_key(tensor)
+        stored = self._names.get(place) if place is not None else None
         if stored is None:
             stored = self._store(name, live)
-            if key is not None:
-                self._names[key] = stored
+            if place is not None:
+                self._names[place] = stored
         leaf: dict[str, JSON] = {"$tensor": stored}
         # isinstance would ask Parameter's metaclass, which takes longer than all the rest.
         if type(tensor) is torch.nn.Parameter:

@@ -9,7 +9,7 @@ import torch
 
 from milepost.memory import address_of, copy, move
 from milepost.records import TensorBytes, TensorSource
-from milepost.snapshot.tensors import byte_view, check_storable, stored_form, to_bytes
+from milepost.snapshot.tensors import byte_view, check_storable, is_storable, stored_form, to_bytes
 
 
 class LiveTensor:
@@ -19,12 +19,28 @@ class LiveTensor:
     its bytes lie as they are stored, or 0 if they do not: on another device, not contiguous, conjugated.
     """
 
-    __slots__ = ("_held", "_version", "address", "deferrable", "dtype", "logical", "nbytes", "path", "shape", "tensor")
+    __slots__ = (
+        "_held",
+        "_key",
+        "_path",
+        "_version",
+        "address",
+        "deferrable",
+        "dtype",
+        "logical",
+        "nbytes",
+        "shape",
+        "tensor",
+    )
 
-    def __init__(self, tensor: torch.Tensor, path: str, deferrable: Container[int] = ()) -> None:
-        check_storable(tensor, path)
+    def __init__(
+        self, tensor: torch.Tensor, path: str, deferrable: Container[int] = (), key: str | None = None
+    ) -> None:
+        if not is_storable(tensor):
+            check_storable(tensor, path if key is None else f"{path}[{key!r}]")
         self.tensor = tensor
-        self.path = path
+        self._path = path
+        self._key = key
         self.nbytes: int = tensor.nbytes
         self.dtype, self.shape, self.logical = stored_form(tensor)
         in_place = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
@@ -32,6 +48,11 @@ class LiveTensor:
         self.deferrable = bool(deferrable) and tensor.untyped_storage().data_ptr() in deferrable
         self._version: int = tensor._version if self.deferrable else 0
         self._held: memoryview | None = None
+
+    @property
+    def path(self) -> str:
+        """Its place in the state, for messages."""
+        return self._path if self._key is None else f"{self._path}[{self._key!r}]"
 
     @property
     def changed(self) -> bool:

@@ -90,14 +90,21 @@ def shape_and_dtype(stored: TensorSource) -> tuple[tuple[int, ...], torch.dtype]
     return stored.shape, _DTYPES[stored.dtype]
 
 
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are all of it: plain, dense and with memory."""
+    return (
+        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
+        and tensor.layout is _STRIDED
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor._is_zerotensor())
+    )
+
+
 def check_storable(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedStateError for a tensor whose bytes are not all of it."""
-    plain = type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter
-    dense = plain and tensor.layout is _STRIDED and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta)
-    if dense and not tensor._is_zerotensor():
+    if is_storable(tensor):
         return
     fault = None
-    if not plain:
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
     elif tensor.layout is not torch.strided:
         fault = f"has the layout {tensor.layout}"

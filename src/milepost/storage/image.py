@@ -72,12 +72,12 @@ class Image:
         return found
 
     @cached_property
-    def chunks_of_sources(self) -> dict[int, list[int]]:
-        """The numbers of the chunks that each source has bytes in, the first one first."""
-        found: dict[int, list[int]] = {}
+    def pieces_of_sources(self) -> dict[int, list[tuple[int, Piece]]]:
+        """The pieces of each source in order, each with the number of the chunk it is in."""
+        found: dict[int, list[tuple[int, Piece]]] = {}
         for number, chunk in enumerate(self.chunks):
             for piece in chunk.pieces:
-                found.setdefault(piece.source, []).append(number)
+                found.setdefault(piece.source, []).append((number, piece))
         return found
 
 
