@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -52,6 +53,7 @@ class Capturer:
         self._layout: tuple[LayoutKey, Image] | None = None
         self._current: Copying | None = None
         self._prepared = not background
+        self._pid = os.getpid()
         self.held_up = 0.0
 
     def prepare(self) -> None:
@@ -118,7 +120,8 @@ class Capturer:
 
     def _before_step(self) -> None:
         current = self._current
-        if current is not None and current.pending:
+        # A forked process has the hooks, but neither the threads nor a save.
+        if current is not None and current.pending and os.getpid() == self._pid:
             begin = time.perf_counter()
             current.finish()
             self.held_up += time.perf_counter() - begin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -87,12 +88,14 @@ class CheckpointManager:
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
+        self._pid = os.getpid()
         self._step = 0
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
         self._seconds = 0.0
         self._clock_zero = time.monotonic()
+        self._raised_at: int | None = None
         self._begun = self._stepped = self._closed = self._should_stop = False
 
     @property
@@ -156,10 +159,12 @@ class CheckpointManager:
         """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or a signal asks for it.
 
         ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved. Raises
-        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
+        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once,
+        after this step was saved if it was due.
         """
-        if self._saver.has_news:
-            self._saver.report()
+        if self._raised_at is not None and step == self._raised_at:
+            self._raised_at = None
+            return
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
@@ -179,8 +184,14 @@ class CheckpointManager:
         elif reasons:
             self._save(reasons)
         if ending is not None:
-            self.wait()
+            self._saver.wait()
             self._should_stop = True
+        # Last, so that the step and its save count whatever is raised here; who catches it may tell of the step again.
+        if self._saver.has_news or self._watcher.raised is not None:
+            self._raised_at = number
+            self._saver.report()
+            self._watcher.raise_pending()
+            self._raised_at = None
 
     def save(self) -> Job[Checkpoint]:
         """Save the current step now (before the first one: the resumed step, or step 0).
@@ -240,17 +251,21 @@ class CheckpointManager:
 
         Raises the error of a save that failed, once; the lock and the handlers are given back all the same.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         try:
             finish(self._saver)
             if self._stepped and self._saver.saving(self._step) is None:
                 self._save(("the last step",))
                 finish(self._saver)
-            self._saver.tell()
         finally:
-            self._release()
-        self._saver.raise_failure()
+            try:
+                self._release()
+            finally:
+                self._saver.report()
+        if not self._should_stop:
+            self._watcher.send_again()
+        self._watcher.raise_pending()
 
     def __enter__(self) -> Self:
         return self
@@ -258,7 +273,7 @@ class CheckpointManager:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif not self._closed:
+        elif not self._closed and os.getpid() == self._pid:
             # The state may be half updated, so nothing new is saved.
             self._release()
             while (failure := self._saver.take_error()) is not None:
@@ -300,9 +315,16 @@ class CheckpointManager:
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
             raise MilepostError(f"{what} came after this CheckpointManager was closed; make a new one")
+        if os.getpid() != self._pid:
+            raise MilepostError(
+                f"{what} came from process {os.getpid()}, which was forked from the run's own, process {self._pid}; "
+                "only that one saves"
+            )
 
     def _release(self) -> None:
         self._closed = True
-        self._saver.close()
-        self._watcher.restore()
-        self._lock.release()
+        try:
+            self._saver.close()
+        finally:
+            self._watcher.restore()
+            self._lock.release()

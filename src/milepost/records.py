@@ -56,13 +56,15 @@ class Checkpoint:
 class Damaged:
     """A folder that carries a manifest but is not a checkpoint that can be used, and why.
 
-    ``newer_format`` is the format's version where that is the only thing against it.
+    ``newer_format`` is the format's version where that is the only thing against it; ``passed_over`` the checkpoint
+    where all that is against it is that a resume could not use it then.
     """
 
     step: int
     path: Path
     reason: str
     newer_format: str | None = None
+    passed_over: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from milepost.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    SaveFailedError,
     UnsupportedFormatError,
 )
 from milepost.policy.resuming import resume_candidates
@@ -19,7 +20,7 @@ from milepost.records import Checkpoint, Restorable
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import Catalog, find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
-from milepost.storage.layout import RunFolder, parse_step
+from milepost.storage.layout import MANIFEST, RunFolder, parse_step
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.reader import StoredState
 from milepost.storage.sweep import supersede
@@ -66,8 +67,10 @@ def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, rest
             "on with what is there, or another folder for the new run.",
             path=run.path,
         )
-    if parse_step(path.name) is None and (found := read_catalog(path)).checkpoints:
-        return _newest_good(RunFolder(path), None, found, restorer)
+    if not (path / MANIFEST).exists():
+        found = read_catalog(path)
+        if found.checkpoints or found.damaged:
+            return _newest_good(RunFolder(path), None, found, restorer)
     return _restore(find_checkpoint(path)[0], restorer, inside=False)
 
 
@@ -78,18 +81,28 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
             path=newer.path,
             version=newer.newer_format,
         )
-    problems = [f"{entry.path}: {entry.reason}" for entry in catalog.damaged]
+    problems = []
     for entry in (*catalog.damaged, *catalog.ignored):
-        logger.warning("passed over %s: %s", entry.path, entry.reason)
-    for checkpoint in resume_candidates(catalog.checkpoints, "auto"):
+        if entry.passed_over is None:
+            logger.warning("passed over %s: %s", entry.path, entry.reason)
+    # What an earlier resume could not read may be readable now: disks come back, and files from a copy.
+    earlier = {entry.path: entry.passed_over for entry in catalog.damaged if entry.passed_over is not None}
+    problems += [f"{entry.path}: {entry.reason}" for entry in catalog.damaged if entry.path not in earlier]
+    known = sorted((*catalog.checkpoints, *earlier.values()), key=lambda checkpoint: checkpoint.serial)
+    for checkpoint in resume_candidates(known, "auto"):
         try:
-            return _restore(checkpoint, restorer, inside=backend is not None)
+            origin = _restore(checkpoint, restorer, inside=backend is not None)
         except CorruptCheckpointError as error:
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
             problems.append(f"{checkpoint.path}: {reason}")
             if backend is not None:
-                _mark_damaged(backend, checkpoint, reason)
+                _mark(backend, checkpoint, reason)
+            continue
+        if backend is not None and checkpoint.path in earlier:
+            logger.warning("%s can be used again", checkpoint.path)
+            _mark(backend, checkpoint, None)
+        return origin
     if problems:
         raise CorruptCheckpointError(
             f"no checkpoint in {run.path} can be used, and starting again from step 0 would hide that: "
@@ -101,10 +114,10 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
     return None
 
 
-def _mark_damaged(backend: Backend, checkpoint: Checkpoint, reason: str) -> None:
+def _mark(backend: Backend, checkpoint: Checkpoint, damage: str | None) -> None:
     # Durable, so that retention never counts it among the good ones, in this process or in later ones.
     with contextlib.suppress(OSError, CorruptCheckpointError):
-        rewrite_manifest(backend, checkpoint.path, lambda manifest: replace(manifest, damage=reason))
+        rewrite_manifest(backend, checkpoint.path, lambda manifest: replace(manifest, damage=damage))
 
 
 def _restore(checkpoint: Checkpoint, restorer: Restorer, *, inside: bool) -> Origin:
@@ -125,6 +138,8 @@ def _at(run: RunFolder, catalog: Catalog, step: int) -> Checkpoint:
     if found is not None:
         return found
     for entry in catalog.damaged:
+        if entry.step == step and entry.passed_over is not None:
+            return entry.passed_over
         if entry.step == step and entry.newer_format is not None:
             raise UnsupportedFormatError(
                 f"{entry.path} was {entry.reason}", path=entry.path, version=entry.newer_format
@@ -154,8 +169,18 @@ def refuse_used(run: RunFolder) -> None:
 def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     """Put the checkpoints committed after this one aside, durably; gives the highest serial among them (or its own).
 
-    It is done before the first new update, so that a crash cannot undo the choice.
+    Those that cannot be read now go too if their steps are later: they may be readable at the next resume. It is done
+    before the first new update, so that a crash cannot undo the choice. Raises SaveFailedError.
     """
-    later = [other for other in read_catalog(run.path).checkpoints if other.serial > checkpoint.serial]
-    supersede(run, backend, later)
+    catalog = read_catalog(run.path)
+    passed_over = [entry.passed_over for entry in catalog.damaged if entry.passed_over is not None]
+    later = [other for other in (*catalog.checkpoints, *passed_over) if other.serial > checkpoint.serial]
+    unreadable = [entry for entry in catalog.damaged if entry.passed_over is None and entry.step > checkpoint.step]
+    try:
+        supersede(run, backend, [*unreadable, *later])
+    except OSError as error:
+        raise SaveFailedError(
+            f"the checkpoints after {checkpoint.path} could not be put aside: {error}. Nothing is lost; try again.",
+            path=run.path,
+        ) from error
     return max((other.serial for other in later), default=checkpoint.serial)

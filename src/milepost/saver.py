@@ -56,7 +56,6 @@ class Saver:
     ) -> None:
         self._capturer = capturer
         self._background = background
-        self._again: tuple[str, ...] = ()
         self._run = run
         self._backend = backend
         self._keeper = keeper
@@ -162,12 +161,10 @@ class Saver:
 
     def take_error(self) -> BaseException | None:
         """The first error that nobody was told of; a spoiled copy that a later save made good is none."""
-        while (error := self._writer.take_error()) is not None:
-            good = self._saving is not None and self._saving[1].done() and not self._saving[1].failed
-            if not (isinstance(error, SpoiledCopyError) and good):
-                return error
-            logger.warning("%s It was saved again.", error)
-        return None
+        if self._saving is not None and self._saving[1].done() and not self._saving[1].failed:
+            while (spoiled := self._writer.take_error(SpoiledCopyError)) is not None:
+                logger.warning("%s It was saved again.", spoiled)
+        return self._writer.take_error()
 
     def raise_failure(self) -> None:
         """Raise the first error that nobody was told of, if there is one."""
@@ -176,9 +173,13 @@ class Saver:
             raise failure
 
     def take_again(self) -> tuple[str, ...]:
-        """The reason to save now what an earlier save could not, if there is one; it is given once."""
-        again, self._again = self._again, ()
-        return again
+        """The reason to save now what an earlier save could not: a copy that was spoiled. It is given once."""
+        if not self._writer.has_failed(SpoiledCopyError):
+            return ()
+        while (error := self._writer.take_error(SpoiledCopyError)) is not None:
+            logger.warning("%s It is saved again now, and copies are made at once from now on.", error)
+        self._capturer.give_up_overlapping()
+        return ("an earlier copy was spoiled",)
 
     def tell(self) -> None:
         """Call every callback once for each checkpoint committed since the last time."""
@@ -188,17 +189,11 @@ class Saver:
                 callback(checkpoint)
 
     def report(self) -> None:
-        """Raise errors as ``raise_failure`` does, then tell what was committed.
-
-        A copy that was spoiled is no error but a reason to save again, with copies made at once from now on.
-        """
+        """Tell what was committed, and raise errors as ``raise_failure`` does."""
         try:
+            self.tell()
+        finally:
             self.raise_failure()
-        except SpoiledCopyError as error:
-            logger.warning("%s It is saved again at the next step, and copies are made at once from now on.", error)
-            self._capturer.give_up_overlapping()
-            self._again = ("an earlier copy was spoiled",)
-        self.tell()
 
     def close(self) -> None:
         """Finish what is under way, and end."""

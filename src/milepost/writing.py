@@ -25,6 +25,11 @@ class Job(Generic[T]):
         """Whether it has ended badly."""
         return self._future.done() and self._future.exception() is not None
 
+    @property
+    def error(self) -> BaseException | None:
+        """The error of a job that has ended, for nobody that would report it."""
+        return self._future.exception()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Return when it has ended, well or not, or after ``timeout`` seconds; gives whether it has."""
         return not wait([self._future], timeout).not_done
@@ -74,12 +79,17 @@ class Writer:
         """Return when no job is running or queued, or one takes ``timeout`` seconds more; errors stay with them."""
         return all(job.wait(timeout) for job in list(self.jobs))
 
-    def take_error(self) -> BaseException | None:
-        """The first error that nobody has been told of; jobs that have ended are forgotten on the way."""
-        while self.jobs and self.jobs[0].done():
-            error = self.jobs.pop(0).take_error()
-            if error is not None:
-                return error
+    def has_failed(self, kind: type[BaseException]) -> bool:
+        """Whether a job has ended with an error of that kind."""
+        return any(job.failed and isinstance(job.error, kind) for job in self.jobs)
+
+    def take_error(self, kind: type[BaseException] = BaseException) -> BaseException | None:
+        """The first error of a kind that nobody has been told of; jobs that ended well are forgotten on the way."""
+        for job in list(self.jobs):
+            if job.done() and (job.error is None or isinstance(job.error, kind)):
+                self.jobs.remove(job)
+                if (error := job.take_error()) is not None:
+                    return error
         return None
 
     def close(self) -> None:

@@ -19,10 +19,11 @@ from milepost.snapshot.tensors import empty_tensor, host_view, overlaps_itself, 
 _AT_ONCE = 256 * 1024 * 1024
 
 
-def load_module(module: nn.Module, saved: Mapping[str, Any], fill: Fill, *, strict: bool) -> None:
-    """Give a module its saved tensors (and extra state); ``fill`` brings stored ones to memory.
+def load_module(module: nn.Module, saved: Mapping[str, Any], fill: Fill) -> None:
+    """Give a module its saved tensors (and extra state), by names that were compared before.
 
-    A module that takes part in its loading, by a method or a hook of its own, is loaded by its ``load_state_dict``.
+    ``fill`` brings stored tensors to memory. A module that takes part in its loading, by a method or a hook of its
+    own, is loaded by its ``load_state_dict``, and may raise what that raises.
     """
     inner = unwrap(module)
     live = inner.state_dict()
@@ -34,7 +35,7 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], fill: Fill, *, stri
     # Two names of one tensor are one place.
     fill({live[name].data_ptr(): (value, host_view(live[name].detach())) for name, value in straight.items()}.values())
     rest = {name: value for name, value in values.items() if name not in straight}
-    if rest.keys() <= weights.keys() and _is_plain(inner):
+    if rest.keys() <= weights.keys() and is_plain(inner):
         for made in _made(rest, fill):
             _copy(live, made)
         return
@@ -44,7 +45,8 @@ def load_module(module: nn.Module, saved: Mapping[str, Any], fill: Fill, *, stri
     # Without the versions of its parts, a module would take this for the state of an older release of itself.
     made._metadata = getattr(live, "_metadata", OrderedDict())  # type: ignore[attr-defined]
     expanded = {name: made.pop(name) for name in rest if _is_expanded(live[name])}
-    inner.load_state_dict(made, strict=strict and not expanded)
+    # A module whose state_dict leaves names out has them all in its eyes, and some are missing in ours.
+    inner.load_state_dict(made, strict=False)
     _copy(live, expanded)
 
 
@@ -58,14 +60,15 @@ def _fits(live: torch.Tensor, value: StoredSource, own: set[int]) -> bool:
     return same and whole and address_of(host_view(live.detach())) == live.data_ptr()
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether loading its tensors means no more than copying them."""
-    for part in module.modules():
+def is_plain(module: nn.Module) -> bool:
+    """Whether loading its tensors means no more than copying them, so that nothing can refuse."""
+    for part in unwrap(module).modules():
         kind = type(part)
         own_way = kind.load_state_dict is not nn.Module.load_state_dict or (
             kind._load_from_state_dict is not nn.Module._load_from_state_dict
             and not kind._load_from_state_dict.__module__.startswith("torch.nn.modules.")
         )
+        own_way |= kind.set_extra_state is not nn.Module.set_extra_state
         if own_way or part._load_state_dict_pre_hooks or part._load_state_dict_post_hooks:
             return False
     return True
@@ -91,7 +94,7 @@ def _made(values: Mapping[str, Any], fill: Fill) -> Iterator[dict[str, Any]]:
 
 
 def _copy(live: Mapping[str, Any], made: Mapping[str, Any]) -> None:
-    with torch.no_grad():
+    with torch.no_grad(), torch.inference_mode(any(live[name].is_inference() for name in made)):
         for name, value in made.items():
             if _is_expanded(live[name]):
                 once(live[name], live[name]).copy_(once(live[name], value))

@@ -80,6 +80,11 @@ def once(live: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def holds_weight(name: str, value: object) -> bool:
+    """Whether a saved value of a module's state is a parameter or a buffer, and not its extra state."""
+    return is_weight(name, value) or (is_stored(value) and name.rpartition(".")[2] != "_extra_state")
+
+
 def _tensor(value: Any) -> Any:
     return to_tensor(value) if is_stored(value) else value
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from milepost.errors import MilepostError
-from milepost.records import Checkpoint
+from milepost.records import Checkpoint, Damaged
 from milepost.storage.backend import Backend
 from milepost.storage.layout import (
     MANIFEST,
@@ -44,13 +45,13 @@ def ensure_folder(backend: Backend, path: Path) -> None:
 
 def prune(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint]) -> None:
     """Take checkpoints out of the catalog durably, by moving them to the trash. Raises OSError."""
-    _move_all(run, backend, checkpoints, run.trash, "pruned")
+    _move_all(run, backend, [checkpoint.path for checkpoint in checkpoints], run.trash, "pruned")
 
 
-def supersede(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint]) -> None:
-    """Move the checkpoints after a rewind's step out of the way, the newest first, durably. Raises OSError."""
-    newest_first = sorted(checkpoints, key=lambda checkpoint: -checkpoint.serial)
-    _move_all(run, backend, newest_first, run.superseded, "superseded")
+def supersede(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint | Damaged]) -> None:
+    """Move what a rewind leaves behind aside, unreadable ones and the newest first, durably. Raises OSError."""
+    newest_first = sorted(checkpoints, key=lambda entry: -entry.serial if isinstance(entry, Checkpoint) else -math.inf)
+    _move_all(run, backend, [entry.path for entry in newest_first], run.superseded, "superseded")
 
 
 def superseded_serial(run: RunFolder) -> int:
@@ -199,13 +200,13 @@ def _remove_listed(backend: Backend, path: Path, name: str) -> None:
         backend.remove_file(file)
 
 
-def _move_all(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint], to: Path, why: str) -> None:
+def _move_all(run: RunFolder, backend: Backend, folders: Iterable[Path], to: Path, why: str) -> None:
     moved = False
-    for checkpoint in checkpoints:
-        if checkpoint.path.parent != run.path:
-            raise ValueError(f"{checkpoint.path} is not a checkpoint of {run.path}")
+    for folder in folders:
+        if folder.parent != run.path:
+            raise ValueError(f"{folder} is not a checkpoint of {run.path}")
         ensure_folder(backend, to)
-        backend.rename(checkpoint.path, to / aside_name(checkpoint.path.name, why))
+        backend.rename(folder, to / aside_name(folder.name, why))
         moved = True
     if moved:
         backend.sync_folder(to)
