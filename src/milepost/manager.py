@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 import os
 import signal
 import time
@@ -79,7 +78,7 @@ class CheckpointManager:
         self._state = state
         self._entries = check_state(state)
         most = parse_size(max_shard_size, "max_shard_size")
-        constants = Constants(collect_assets(assets), config_name, most)
+        constants = Constants(collect_assets(assets, config_name), config_name, most)
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules)
@@ -136,7 +135,7 @@ class CheckpointManager:
         self._refuse_if_closed("resume()")
         if self._begun:
             raise CheckpointExistsError("resume() comes once, before the first step() or save()", path=self.folder)
-        wanted = source if isinstance(source, str | Path) else operator.index(source)
+        wanted = source if isinstance(source, str | Path) else whole_number(source, "resume: source")
         given = partial(restore, self._entries, allow_missing=tuple(allow_missing))
         origin = resume_from(self._run, self._backend, wanted, Restorer(self._verify, given))
         if origin is not None:
@@ -296,6 +295,7 @@ class CheckpointManager:
         self._begun = True
 
     def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
+        self._entries.refuse_changes(self._state)
         return self._saver.save(
             self._step,
             reasons=reasons,

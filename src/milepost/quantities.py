@@ -69,6 +69,7 @@ def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             raise TypeError(f"metrics: the name {name!r} must be a text")
         try:
             numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise type(error)(f"metrics[{name!r}] is {type(value).__name__}, not one number: {error}") from None
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            kind = ValueError if isinstance(error, OverflowError) else type(error)
+            raise kind(f"metrics[{name!r}] is {type(value).__name__}, not one number: {error}") from None
     return numbers

@@ -85,7 +85,7 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
     for entry in (*catalog.damaged, *catalog.ignored):
         if entry.passed_over is None:
             logger.warning("passed over %s: %s", entry.path, entry.reason)
-    # What an earlier resume could not read may be readable now: disks come back, and files from a copy.
+    # What was damaged at an earlier resume may be whole now: files come back from a copy.
     earlier = {entry.path: entry.passed_over for entry in catalog.damaged if entry.passed_over is not None}
     problems += [f"{entry.path}: {entry.reason}" for entry in catalog.damaged if entry.path not in earlier]
     known = sorted((*catalog.checkpoints, *earlier.values()), key=lambda checkpoint: checkpoint.serial)
@@ -96,7 +96,7 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
             problems.append(f"{checkpoint.path}: {reason}")
-            if backend is not None:
+            if backend is not None and not error.unread:
                 _mark(backend, checkpoint, reason)
             continue
         if backend is not None and checkpoint.path in earlier:

@@ -14,7 +14,7 @@ import torch
 import milepost
 from milepost.capturing import Captured, Capturer
 from milepost.copying import SpoiledCopyError
-from milepost.errors import CheckpointNotFoundError, SaveFailedError
+from milepost.errors import CheckpointNotFoundError, MilepostError, SaveFailedError
 from milepost.keeping import Keeper
 from milepost.records import Checkpoint
 from milepost.storage.backend import Backend
@@ -221,8 +221,16 @@ class Saver:
         return checkpoint
 
     def _keep(self, job: Job[Checkpoint]) -> None:
-        if not job.failed:
-            self._keeper.committed(job.peek())
+        if job.failed:
+            return
+        checkpoint = job.peek()
+        try:
+            self._keeper.committed(checkpoint)
+        except Exception as error:
+            raise MilepostError(
+                f"{checkpoint.path} is saved, and nothing was pruned after it: a rule failed with {error!r}. Mend the "
+                "rule; it is asked again after the next save."
+            ) from error
 
     def _advance(self, count: int) -> None:
         self.progress = (self.progress[0] + count, self.progress[1])

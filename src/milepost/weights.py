@@ -18,6 +18,8 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     IncompatibleStateError for tensors of another shape or, if ``strict``, for missing and unexpected ones; the model
     is untouched by any error.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"load_weights: model is a {type(model).__name__}, not a torch.nn.Module")
     # A link that somebody names is followed; links inside a checkpoint are not.
     folder = Path(path).expanduser().resolve()
     _, manifest = find_checkpoint(folder)

@@ -21,6 +21,8 @@ from milepost.records import JSON, StoredSource, TensorBytes, TensorSource
 from milepost.snapshot.live import LiveTensor
 from milepost.snapshot.tensors import empty_tensor, storage_key
 
+# Python reads and writes no longer ones as decimal digits, unless told to.
+_MOST_BITS = 10_000
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -47,6 +49,8 @@ class Flattener:
         if kind is torch.Tensor:
             return self._tensor(value, name, path)
         if value is None or kind is bool or kind is int:
+            if kind is int and value.bit_length() > _MOST_BITS:
+                raise UnsupportedStateError(f"{path} is a whole number of more than {_MOST_BITS} bits", path=path)
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -84,7 +88,7 @@ class Flattener:
                 }
             if kind in _MAPPINGS:
                 return {_MAPPINGS[kind]: [self._pair(key, item, name, path) for key, item in value.items()]}
-            if all(type(item) is int for item in value):
+            if all(type(item) is int and item.bit_length() <= _MOST_BITS for item in value):
                 # A generator's state has hundreds of them.
                 items: list[JSON] = list(value)
             else:
@@ -158,7 +162,7 @@ class Unflattener:
         """The value of a JSON tree. Raises CorruptCheckpointError for a tree that ``flatten`` cannot have made."""
         try:
             return self._value(tree)
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CorruptCheckpointError(f"the stored training state cannot be understood ({error!r})") from error
 
     def members(self, tree: JSON) -> Any:

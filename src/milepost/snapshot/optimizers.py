@@ -49,6 +49,8 @@ def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
 
 def find_mismatches(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str], entry: str) -> list[str]:
     """One sentence for each way in which a saved state does not fit the optimizer."""
+    if not _is_state(saved):
+        return [f"{entry}: what is stored is no optimizer's state"]
     live = _names_by_group(optimizer, names)
     stored = [group["params"] for group in saved["param_groups"]]
     if len(live) != len(stored):
@@ -152,6 +154,22 @@ def _own_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[
         for name, parameter in zip(own, group["params"], strict=True):
             if id(parameter) not in names:
                 yield name, parameter.detach()
+
+
+def _is_state(saved: Any) -> bool:
+    if not isinstance(saved, dict) or not {"state", "other_state", "param_groups"} <= saved.keys():
+        return False
+    groups, parts = saved["param_groups"], (saved["state"], saved["other_state"], saved.get(_PARAMETERS, {}))
+    named = isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(name, str) for name in group["params"])
+        for group in groups
+    )
+    if not named or not all(isinstance(part, dict) for part in parts):
+        return False
+    known = {name for group in groups for name in group["params"]}
+    return known.issuperset(parts[0]) and known.issuperset(parts[2])
 
 
 def _differing_kinds(optimizer: Optimizer, saved: Mapping[str, Any], entry: str) -> list[str]:

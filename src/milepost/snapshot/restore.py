@@ -122,10 +122,7 @@ def _check(problems: Problems, name: str, value: Any, kind: Kind, saved: Any, na
         else:
             problems.mismatched.append(f"{name}: what is stored is no module's state")
     elif kind is Kind.OPTIMIZER:
-        if not isinstance(saved, dict) or not {"state", "other_state", "param_groups"} <= saved.keys():
-            problems.mismatched.append(f"{name}: what is stored is no optimizer's state")
-        else:
-            problems.mismatched += find_mismatches(value, saved, names, name)
+        problems.mismatched += find_mismatches(value, saved, names, name)
     elif kind is Kind.PLAIN and type(saved) is not type(value):
         problems.mismatched.append(
             f"{name}: a {type(saved).__name__} is stored, the state has a {type(value).__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,10 +63,11 @@ class StoredState:
         self.weights: dict[str, StoredTensor] = {}
         self.tensors: dict[str, StoredTensor] = {}
         self.state: Mapping[str, Any] = {}
-        problems: list[str] = []
-        self._open(problems, state)
-        if problems:
-            raise CorruptCheckpointError(f"{path}: " + "; ".join(problems), path=path, problems=problems)
+        faults = list(self._open(state))
+        if faults:
+            problems = [problem for error in faults for problem in error.problems]
+            unread = all(error.unread for error in faults)
+            raise CorruptCheckpointError(f"{path}: " + "; ".join(problems), path=path, problems=problems, unread=unread)
 
     def fill(self, pairs: Iterable[tuple[Any, memoryview]]) -> None:
         """Read tensors to where they are wanted, and check all files. Raises CorruptCheckpointError."""
@@ -85,7 +86,7 @@ class StoredState:
         records = {name: record for name, record in self._manifest.files.items() if name in wanted}
         return Reading(self._path, records, digests=self._digests, rest=rest)
 
-    def _open(self, problems: list[str], state: bool) -> None:
+    def _open(self, state: bool) -> Iterator[CorruptCheckpointError]:
         for name in self._manifest.files:
             try:
                 if name in self._tensor_files:
@@ -95,9 +96,9 @@ class StoredState:
                 elif state and not is_state_tensors_file(name):
                     self.reading([name], rest=True).read({})
             except CorruptCheckpointError as error:
-                problems += error.problems
-        if state and not problems and STATE_TREE not in self._manifest.files:
-            problems.append(f"{STATE_TREE} is not among its files")
+                yield error
+        if state and STATE_TREE not in self._manifest.files:
+            yield fault(self._path, f"{STATE_TREE} is not among its files")
 
     def _describe(self, name: str) -> None:
         size = self._manifest.files[name].size

@@ -60,13 +60,14 @@ class Reading:
         """Read all files, or what is wanted of them. Raises CorruptCheckpointError naming every damaged one."""
         self._lock = threading.Lock()
         self._local = threading.local()
+        self._unread = True
         with contextlib.ExitStack() as stack:
             jobs = []
             for name, record in self.records.items():
                 try:
                     descriptor = open_listed(self.folder, name, record)
                 except CorruptCheckpointError as error:
-                    self.problems[name] = error.problems[0]
+                    self._fault(name, error.problems[0], unread=error.unread)
                     continue
                 stack.callback(os.close, descriptor)
                 jobs += [(name, descriptor, job) for job in self._jobs(record, spans.get(name, ()))]
@@ -79,7 +80,8 @@ class Reading:
                         pass
         if self.problems:
             problems = [self.problems[name] for name in self.records if name in self.problems]
-            raise CorruptCheckpointError(f"{self.folder}: " + "; ".join(problems), path=self.folder, problems=problems)
+            text = f"{self.folder}: " + "; ".join(problems)
+            raise CorruptCheckpointError(text, path=self.folder, problems=problems, unread=self._unread)
 
     def _jobs(self, record: FileRecord, spans: Sequence[Span]) -> Iterator[_Part]:
         ordered = sorted((span for span in spans if span.target.nbytes), key=lambda span: span.start)
@@ -104,7 +106,7 @@ class Reading:
         try:
             whole = part.read(descriptor, self._scratch())
         except OSError as error:
-            self._fault(name, f"{name} cannot be read ({error.strerror})")
+            self._fault(name, f"{name} cannot be read ({error.strerror})", unread=True)
             return
         if whole is None:
             self._fault(name, f"{name} ends before its size")
@@ -114,8 +116,9 @@ class Reading:
             with self._lock:
                 self.on_bytes(part.end - part.start)
 
-    def _fault(self, name: str, what: str) -> None:
+    def _fault(self, name: str, what: str, *, unread: bool = False) -> None:
         with self._lock:
+            self._unread &= unread
             self.problems.setdefault(name, what)
 
     def _scratch(self) -> memoryview:
@@ -179,8 +182,9 @@ def open_listed(folder: Path, name: str, record: FileRecord) -> int:
     try:
         descriptor = _open_plain(folder, name)
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0, f"cannot be read ({error.strerror})")
-        raise fault(folder, f"{name} {reason}") from error
+        known = _REASONS.get(error.errno or 0)
+        what = f"{name} {known or f'cannot be read ({error.strerror})'}"
+        raise CorruptCheckpointError(f"{folder}/{what}", path=folder, problems=[what], unread=known is None) from error
     size = os.fstat(descriptor).st_size
     if size != record.size:
         os.close(descriptor)
