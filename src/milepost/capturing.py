@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,8 +17,10 @@ from milepost.memory import Arena
 from milepost.records import Storable
 from milepost.snapshot.capture import survey
 from milepost.snapshot.devices import CudaStreams
+from milepost.snapshot.late import LateSurvey, NoLateSurveyError
 from milepost.snapshot.names import unwrap
 from milepost.snapshot.stateful import Entries, Kind
+from milepost.snapshot.ties import dropped_names
 from milepost.snapshot.updates import Updates
 from milepost.storage.image import Image, LayoutKey, layout_key, plan_image
 from milepost.workers import Workers
@@ -27,12 +31,68 @@ _SPARE = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Captured:
+class Parts:
     """A state at one moment: its layout, and its bytes on their way; without those two it is the live state."""
 
     state: Storable
     image: Image | None = None
     content: Copying | None = None
+
+
+class Captured:
+    """What was captured, maybe not yet described; ``make`` gives its parts, and is called by whoever comes first."""
+
+    def __init__(self, make: Callable[[], Parts]) -> None:
+        self._make: Callable[[], Parts] | None = make
+        self._made = threading.Event()
+        self._taken = threading.Lock()
+        self._parts: Parts | None = None
+        self._error: BaseException | None = None
+
+    def describe(self) -> None:
+        """Make the parts, unless somebody has begun to; an error is kept for who asks for them."""
+        with self._taken:
+            make, self._make = self._make, None
+        if make is None:
+            return
+        try:
+            self._parts = make()
+        except BaseException as error:
+            self._error = error
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            self._made.set()
+
+    def parts(self) -> Parts:
+        """The parts, once they are made. Raises the error of making them."""
+        self.describe()
+        self._made.wait()
+        if self._parts is None:
+            assert self._error is not None
+            raise self._error
+        return self._parts
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be done before an optimizer's step."""
+        if not self._made.is_set():
+            return True
+        return self._parts is not None and self._parts.content is not None and self._parts.content.pending
+
+    def finish(self) -> None:
+        """Do, or wait for, all that must come before an optimizer's step."""
+        self.describe()
+        self._made.wait()
+        if self._parts is not None and self._parts.content is not None:
+            self._parts.content.finish()
+
+    def close(self) -> None:
+        """Let go of the live state once no copy is under way; who asks for the parts now gets them no more."""
+        self.describe()
+        self._made.wait()
+        if self._parts is not None and self._parts.content is not None:
+            self._parts.content.close()
 
 
 class Capturer:
@@ -46,12 +106,14 @@ class Capturer:
         self._entries = entries
         self._most = max_shard_size
         self._background = background
-        self._updates = Updates(entries, self._before_step) if background and overlapped else None
+        self._updates = Updates(entries, self.finish) if background and overlapped else None
         self._workers = Workers()
         self._streams = CudaStreams()
         self._arena: Arena | None = None
         self._layout: tuple[LayoutKey, Image] | None = None
-        self._current: Copying | None = None
+        self._current: Captured | None = None
+        model = None if entries.model is None else entries.values[entries.model]
+        self._dropped = [] if model is None else dropped_names(model)
         self._prepared = not background
         self._pid = os.getpid()
         self.held_up = 0.0
@@ -79,29 +141,29 @@ class Capturer:
         if self._current is not None:
             self._current.close()
             self._current = None
-        state = survey(self._entries, self._updates.memory() if self._updates is not None else ())
-        if not self._background:
-            return Captured(state)
         self._prepared = True
-        key = layout_key(state, self._most)
-        if self._layout is None or self._layout[0] != key:
-            self._layout = key, plan_image(state, self._most)
-        image = self._layout[1]
-        if self._arena is None or self._arena.size < image.size:
-            self._replace_arena(image.size)
-        assert self._arena is not None
-        copying = Copying(image, self._arena, image.sources(state), self._workers, self._streams)
-        self._current = copying
-        if self._updates is not None:
-            copying.begin(overlapped=True)
+        captured = self._capture()
+        if self._background:
+            self._current = captured
         self.held_up += time.perf_counter() - begin
-        return Captured(state, image, copying)
+        return captured
 
     def complete(self) -> None:
         """Copy what was captured before training may go on; the writer may begin with it meanwhile."""
         if self._current is not None and self._updates is None:
             begin = time.perf_counter()
-            self._current.begin(overlapped=False)
+            content = self._current.parts().content
+            assert content is not None
+            content.begin(overlapped=False)
+            self.held_up += time.perf_counter() - begin
+
+    def finish(self) -> None:
+        """Complete the copy under way, as an optimizer's step does that comes next."""
+        current = self._current
+        # A forked process has the hooks, but neither the threads nor a save.
+        if current is not None and current.pending and os.getpid() == self._pid:
+            begin = time.perf_counter()
+            current.finish()
             self.held_up += time.perf_counter() - begin
 
     def give_up_overlapping(self) -> None:
@@ -118,13 +180,36 @@ class Capturer:
         self._workers.close()
         self._replace_arena(0)
 
-    def _before_step(self) -> None:
-        current = self._current
-        # A forked process has the hooks, but neither the threads nor a save.
-        if current is not None and current.pending and os.getpid() == self._pid:
-            begin = time.perf_counter()
-            current.finish()
-            self.held_up += time.perf_counter() - begin
+    def _capture(self) -> Captured:
+        if self._updates is not None:
+            try:
+                late = LateSurvey(self._entries, self._updates, self._dropped)
+            except NoLateSurveyError:
+                pass
+            else:
+                captured = Captured(lambda: self._laid_out(late.describe(), begin=True))
+                self._workers.submit([captured.describe])
+                return captured
+        state = survey(self._entries, self._updates.memory() if self._updates is not None else ())
+        if not self._background:
+            captured = Captured(lambda: Parts(state))
+        else:
+            captured = Captured(lambda: self._laid_out(state, begin=self._updates is not None))
+            captured.parts()
+        return captured
+
+    def _laid_out(self, state: Storable, *, begin: bool) -> Parts:
+        key = layout_key(state, self._most)
+        if self._layout is None or self._layout[0] != key:
+            self._layout = key, plan_image(state, self._most)
+        image = self._layout[1]
+        if self._arena is None or self._arena.size < image.size:
+            self._replace_arena(image.size)
+        assert self._arena is not None
+        copying = Copying(image, self._arena, image.sources(state), self._workers, self._streams)
+        if begin:
+            copying.begin(overlapped=True)
+        return Parts(state, image, copying)
 
     def _replace_arena(self, size: int) -> None:
         if self._arena is not None:

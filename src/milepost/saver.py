@@ -7,6 +7,7 @@ import platform
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -94,15 +95,13 @@ class Saver:
         ``background`` what the commit does.
         """
         # The copy that is being written must be of no use any more before the next one is made.
+        self._capturer.finish()
         self.wait_for_commit()
         captured = self._capturer.capture()
-        draft = Draft(
+        draft = partial(
+            Draft,
             step=step,
-            serial=0,
             run_id=self.run_id,
-            state=captured.state,
-            image=captured.image,
-            content=captured.content,
             assets=self._constants.assets,
             epoch=epoch,
             seconds=seconds,
@@ -112,7 +111,7 @@ class Saver:
             software=_SOFTWARE,
             on_bytes=self._advance,
         )
-        self.progress = (0, draft.tensor_bytes)
+        self.progress = (0, 0)
         job = self._writer.submit(lambda: self._commit(draft, captured))
         self._saving = (step, job)
         # A job of its own: the checkpoint is durable before, and pruning large files takes time.
@@ -200,7 +199,10 @@ class Saver:
         self._writer.close()
         self._capturer.close()
 
-    def _commit(self, draft: Draft, captured: Captured) -> Checkpoint:
+    def _commit(self, make_draft: Callable[..., Draft], captured: Captured) -> Checkpoint:
+        parts = captured.parts()
+        draft = make_draft(serial=0, state=parts.state, image=parts.image, content=parts.content)
+        self.progress = (0, draft.tensor_bytes)
         try:
             # Here and not at the save, since reading many manifests takes time that training need not wait for.
             self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
@@ -214,8 +216,7 @@ class Saver:
                 step=draft.step,
             ) from error
         finally:
-            if captured.content is not None:
-                captured.content.close()
+            captured.close()
         logger.info("saved %s (%s)", checkpoint.path, ", ".join(draft.reasons))
         self._committed.append(checkpoint)
         return checkpoint

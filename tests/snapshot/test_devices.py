@@ -16,6 +16,7 @@ from milepost.memory import Arena
 from milepost.snapshot import live
 from milepost.snapshot.capture import capture, survey
 from milepost.snapshot.devices import CudaStreams
+from milepost.snapshot.late import NoLateSurveyError
 from milepost.snapshot.stateful import check_state
 
 DEVICE = torch.device("cuda", 0)
@@ -108,6 +109,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
     monkeypatch.setattr(live.LiveTensor, "__init__", elsewhere)
     monkeypatch.setattr("milepost.copying.device_of", lambda tensor: DEVICE)
+    monkeypatch.setattr("milepost.capturing.LateSurvey", elsewhere_at_once)
     copy_ = torch.Tensor.copy_
 
     def queued(self: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -119,6 +121,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     monkeypatch.setattr(torch.Tensor, "copy_", queued)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda self, stream: None)
     return fake
+
+
+def elsewhere_at_once(*_: Any) -> None:
+    raise NoLateSurveyError
 
 
 class Training:
@@ -160,10 +166,10 @@ def test_a_copy_from_a_device_has_the_moment_though_it_is_made_later(cuda: FakeC
     cuda.main.run()
     training.forward()
     training.optimizer.step()
-    found = {name.partition(" ")[2]: value for name, value in bytes_of(captured).items()}
+    found = {name.partition(" ")[2]: value for name, value in bytes_of(captured.parts()).items()}
     assert found == wanted
-    captured.content.confirm()
-    captured.content.close()
+    captured.parts().content.confirm()
+    captured.close()
     capturer.close()
     assert cuda.pinned == {}
 

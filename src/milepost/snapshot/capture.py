@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from milepost.errors import SaveFailedError
 from milepost.records import JSON, Snapshot, TensorSource
@@ -54,18 +53,19 @@ def survey(entries: Entries, deferrable: Container[int] = ()) -> Survey:
     ties: dict[str, str] = {}
     for name, value in entries.values.items():
         kind, path = entries.kinds[name], f'state["{name}"]'
-        content = _read(path, value, kind, names)
+        content = read_entry(path, value, kind, names)
         if kind is Kind.STATEFUL:
-            state[name] = _stateful(flattener, content, value, name, path)
+            state[name] = stateful_tree(flattener, content, value, name, path)
             continue
         if name == entries.model:
-            weights, ties = _weights(content, value, path, deferrable)
+            weights, ties = weights_of(content, dropped_names(value), path, deferrable)
             content = {key: item for key, item in content.items() if not is_weight(key, item)}
         state[name] = flattener.flatten(content, name, path)
     return Survey(weights, ties, state, flattener.tensors)
 
 
-def _read(path: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+def read_entry(path: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
+    """What an entry has to be stored; its tensors are the live ones. Raises SaveFailedError naming the entry."""
     if kind is Kind.PLAIN:
         return value
     try:
@@ -78,7 +78,8 @@ def _read(path: str, value: Any, kind: Kind, names: Mapping[int, str]) -> Any:
         raise SaveFailedError(f"{path}.state_dict() failed: {error!r}") from error
 
 
-def _stateful(flattener: Flattener, content: Any, value: Any, name: str, path: str) -> JSON:
+def stateful_tree(flattener: Flattener, content: Any, value: Any, name: str, path: str) -> JSON:
+    """The tree of an object with ``state_dict`` and, if it has one, of its generator."""
     generator = getattr(value, "generator", None)
     drawn = generator.get_state() if isinstance(generator, torch.Generator) else None
     return {
@@ -87,10 +88,11 @@ def _stateful(flattener: Flattener, content: Any, value: Any, name: str, path: s
     }
 
 
-def _weights(
-    content: Mapping[str, Any], model: nn.Module, path: str, deferrable: Container[int]
+def weights_of(
+    content: Mapping[str, Any], dropped: Sequence[str], path: str, deferrable: Container[int]
 ) -> tuple[dict[str, LiveTensor], dict[str, str]]:
+    """The model's tensors, each shared one once, and the other names of those; ``dropped`` are names not kept."""
     tensors = {name: value for name, value in content.items() if is_weight(name, value)}
     live = {name: LiveTensor(value, f"{path}.{name}", deferrable) for name, value in tensors.items()}
-    ties = find_ties(tensors, dropped_names(model))
+    ties = find_ties(tensors, dropped)
     return {name: value for name, value in live.items() if name not in ties}, ties

@@ -36,7 +36,7 @@ class Flattener:
     def __init__(self, deferrable: Container[int] = ()) -> None:
         # These keep the tensors alive: addresses identify tensors only as long as those are.
         self.tensors: dict[str, TensorSource] = {}
-        self._deferrable = deferrable
+        self.deferrable = deferrable
         self._names: dict[object, str] = {}
         self._open: set[int] = set()
 
@@ -108,7 +108,7 @@ class Flattener:
         return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
 
     def _tensor(self, tensor: torch.Tensor, name: str, path: str, key: str | None = None) -> JSON:
-        live = LiveTensor(tensor, path, self._deferrable, key)
+        live = LiveTensor(tensor, path, self.deferrable, key)
         place = storage_key(tensor)
         stored = self._names.get(place) if place is not None else None
         if stored is None:

@@ -23,7 +23,6 @@ class LiveTensor:
         "_held",
         "_key",
         "_path",
-        "_version",
         "address",
         "deferrable",
         "dtype",
@@ -31,6 +30,7 @@ class LiveTensor:
         "nbytes",
         "shape",
         "tensor",
+        "version",
     )
 
     def __init__(
@@ -46,7 +46,8 @@ class LiveTensor:
         in_place = tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
         self.address: int = tensor.data_ptr() if in_place else 0
         self.deferrable = bool(deferrable) and tensor.untyped_storage().data_ptr() in deferrable
-        self._version: int = tensor._version if self.deferrable else 0
+        # Inference tensors have none.
+        self.version: int = tensor._version if self.deferrable and not tensor.is_inference() else -1
         self._held: memoryview | None = None
 
     @property
@@ -57,7 +58,7 @@ class LiveTensor:
     @property
     def changed(self) -> bool:
         """Whether torch has seen a write to the tensor since it was described."""
-        return self.deferrable and self.tensor._version != self._version
+        return self.version >= 0 and self.tensor._version != self.version
 
     def copy_into(self, target: memoryview, start: int) -> None:
         """Copy the bytes from ``start`` on into all of ``target``. Raises UnsupportedStateError if torch cannot."""
@@ -95,10 +96,11 @@ def place_in(target: memoryview, tensor: torch.Tensor) -> torch.Tensor | None:
 
 def own_bytes(tensors: Mapping[str, TensorSource]) -> dict[str, TensorBytes]:
     """Copies of the tensors, in memory of their own."""
-    return {name: _own(tensor) for name, tensor in tensors.items()}
+    return {name: own_copy(tensor) for name, tensor in tensors.items()}
 
 
-def _own(tensor: TensorSource) -> TensorBytes:
+def own_copy(tensor: TensorSource) -> TensorBytes:
+    """A tensor's bytes in memory of their own."""
     if isinstance(tensor, TensorBytes):
         return tensor
     data = memoryview(bytearray(tensor.nbytes))

@@ -29,15 +29,22 @@ class Updates:
 
         self._handles = [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
 
+    def watches(self, optimizer: Optimizer) -> bool:
+        """Whether the callback is called before this optimizer's steps."""
+        return any(optimizer is watched for watched in self._optimizers)
+
+    def parameters(self) -> frozenset[int]:
+        """The addresses of the storages of these optimizers' parameters."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return frozenset(address for group in groups for address in _storages(group["params"]))
+
     def memory(self) -> frozenset[int]:
         """The addresses of the storages that change only in these optimizers' steps, as far as they own them.
 
         Buffers never count, since forward passes change them; nor does what merely lies beside such a tensor.
         """
-        owned = set()
+        owned = set(self.parameters())
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                owned.update(_storages(group["params"]))
             for values in optimizer.state.values():
                 if isinstance(values, dict):
                     owned.update(_storages(values.values()))
