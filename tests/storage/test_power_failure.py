@@ -174,10 +174,13 @@ def _likeness(tree: Tree) -> object:
     def shape(tree: Tree) -> object:
         return tuple((re.sub(r"-[0-9a-f]{8}$", "", name), content(name, node)) for name, node in tree.items())
 
-    def content(name: str, node: Tree | bytes) -> object:
+    def content(name: str, node: Tree | bytes | str) -> object:
         if isinstance(node, dict):
             return () if ".staging-" in name else shape(node)
-        return node.endswith(b"\n") if name == MANIFEST else node
+        if name in (MANIFEST, "log.jsonl"):
+            assert isinstance(node, bytes)
+            return node.endswith(b"\n")
+        return node
 
     return shape(tree)
 
