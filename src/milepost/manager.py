@@ -16,7 +16,8 @@ from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
-from milepost.quantities import own_value, parse_size, read_numbers, whole_number
+from milepost.preflight import Preflight
+from milepost.quantities import own_value, parse_duration, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
 from milepost.resumption import find_origin, refuse_used, rewind
 from milepost.saver import Constants, Saver
@@ -42,7 +43,8 @@ class CheckpointManager:
     list (empty keeps all), ``assets`` what is written beside the weights, ``config_name`` the name of the one among
     them that is the run's configuration. With ``background`` the state is copied at a save and written while training
     goes on; without, it is written from where it is before ``step`` returns. ``verify`` says what a resume checks.
-    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves.
+    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves. What is pruned can be brought
+    back for ``trash_grace`` (seconds, or a text such as ``"2h"``), and takes its space as long.
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -61,21 +63,23 @@ class CheckpointManager:
         verify: VerifyLevel = "digests",
         signals: bool = True,
         max_shard_size: int | str = "5GB",
+        trash_grace: float | str = 0,
         backend: Backend | None = None,
     ) -> None:
         if verify not in ("digests", "sizes"):
             raise ValueError(f"verify={verify!r} must be 'digests' or 'sizes'")
         self._verify: VerifyLevel = verify
         self._schedule = as_schedule(save)
-        rules = as_keep_rules(keep)
+        rules, grace = as_keep_rules(keep), parse_duration(trash_grace, "trash_grace")
         self._state = state
         self._entries = check_state(state)
         constants = Constants(collect_assets(assets), config_name, parse_size(max_shard_size, "max_shard_size"))
         self._background = background
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
-        self._keeper = Keeper(self._run, self._backend, rules)
+        self._keeper = Keeper(self._run, self._backend, rules, grace=grace)
         self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
+        self._preflight = Preflight(self._run, self._backend, rules, self._schedule, grace)
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
@@ -256,6 +260,7 @@ class CheckpointManager:
             )
         if not self._begun:
             self._begin()
+        self._preflight.check(self._entries)
         return number
 
     def _begin(self) -> None:

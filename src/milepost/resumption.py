@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,9 @@ from milepost.storage.backend import Backend
 from milepost.storage.catalog import Catalog, find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import RunFolder, parse_step
+from milepost.storage.log import Event, record
 from milepost.storage.manifest import Manifest, read_manifest
+from milepost.storage.pointers import follow
 from milepost.storage.reader import read_snapshot
 from milepost.storage.sweep import supersede
 from milepost.storage.verify import VerifyLevel
@@ -50,7 +53,7 @@ def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, veri
     if isinstance(source, int):
         return _read(_at(run, catalog, source), verify, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
-    path = Path(source).expanduser().resolve()
+    path = follow(Path(source))
     if path.parent == run.path and (step := parse_step(path.name)) is not None:
         return _read(_at(run, catalog, step), verify, inside=True)
     if catalog.checkpoints or catalog.damaged:
@@ -149,5 +152,7 @@ def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     It is done before the first new update, so that a crash cannot undo the choice.
     """
     later = [other for other in read_catalog(run.path).checkpoints if other.serial > checkpoint.serial]
+    why = f"the run went back to step {checkpoint.step}"
+    record(run, backend, [Event(time.time(), "superseded", other.step, why, other.size) for other in later])
     supersede(run, backend, later)
     return max((other.serial for other in later), default=checkpoint.serial)

@@ -20,6 +20,7 @@ from milepost.storage.catalog import newest_serial, read_catalog
 from milepost.storage.commit import Draft, commit
 from milepost.storage.layout import RunFolder, new_id
 from milepost.storage.sweep import superseded_serial
+from milepost.storage.usage import size_on_disk
 from milepost.writing import Job, Writer
 
 logger = logging.getLogger("milepost")
@@ -138,6 +139,7 @@ class Saver:
 
     def _commit(self, draft: Draft) -> Checkpoint:
         try:
+            self._make_way(draft)
             checkpoint = commit(self._run, self._backend, draft, max_shard_size=self._constants.max_shard_size)
         except OSError as error:
             raise SaveFailedError(
@@ -150,6 +152,13 @@ class Saver:
         self._committed.append(checkpoint)
         self._keeper.committed(checkpoint)
         return checkpoint
+
+    def _make_way(self, draft: Draft) -> None:
+        if not self._keeper.limited:
+            return
+        tensors, constants = (draft.snapshot.weights, draft.snapshot.tensors), self._constants
+        needed = size_on_disk(tensors, draft.snapshot.state, draft.assets, constants.max_shard_size)
+        self._keeper.make_way(draft.run_id, needed)
 
     def _change(self, step: int, fields: Mapping[str, Any]) -> None:
         checkpoint = read_catalog(self._run.path).at(step)

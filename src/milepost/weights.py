@@ -8,7 +8,8 @@ from torch import nn
 
 from milepost.snapshot.restore import LoadResult, restore_model
 from milepost.storage.catalog import find_checkpoint
-from milepost.storage.reader import read_weights
+from milepost.storage.levels import read_weights
+from milepost.storage.pointers import follow
 
 
 def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> LoadResult:
@@ -19,6 +20,6 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     is untouched by any error.
     """
     # A link that somebody names is followed; links inside a checkpoint are not.
-    folder = Path(path).expanduser().resolve()
+    folder = follow(Path(path))
     _, manifest = find_checkpoint(folder)
     return restore_model(model, read_weights(folder, manifest), manifest.ties, strict=strict)

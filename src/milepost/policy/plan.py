@@ -32,7 +32,8 @@ class KeepRule(Protocol):
     """Anything that can say which checkpoints it wants to be kept.
 
     A rule may have a ``level``: how much of them it wants, all (``Level.FULL``) where it has none. It may have
-    ``most``: the largest number that it ever wants, for the disk space that is foretold.
+    ``most``, the largest number that it ever wants, and ``has_newest``, whether the newest is always one of them;
+    both are for the disk space that is foretold.
     """
 
     def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:

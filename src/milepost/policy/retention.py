@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from milepost.policy.arguments import level_argument, one_of, whole
 from milepost.policy.budget import DiskBudget, DiskLimit, fit
@@ -38,6 +38,7 @@ class KeepLast:
 
     n: int
     level: Level | str = Level.FULL
+    has_newest: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", whole("KeepLast", "n", self.n, 1))
