@@ -18,6 +18,7 @@ from pathlib import Path
 from milepost.errors import MilepostError
 from milepost.records import Checkpoint
 from milepost.storage.backend import Backend
+from milepost.storage.edits import editing
 from milepost.storage.layout import (
     MANIFEST,
     RunFolder,
@@ -159,15 +160,16 @@ def sweep_trash(run: RunFolder, backend: Backend, spare: Collection[str] = (), w
         # No byte goes before the move to the trash is durable: a power failure must not bring half a checkpoint back.
         _sync_moves(run, backend)
     events = []
-    for path in doomed:
-        size = bytes_in(path)
-        try:
-            _remove_checkpoint(backend, path)
-        except (OSError, MilepostError) as error:
-            logger.warning("%s could not be removed from the trash (%s); it is tried again later", path, error)
-        if not os.path.lexists(path):
-            events.append(Event(time.time(), "swept", parse_aside(path.name), why, size, path.name))
-    record(run, backend, events)
+    with editing(run):
+        for path in doomed:
+            size = bytes_in(path)
+            try:
+                _remove_checkpoint(backend, path)
+            except (OSError, MilepostError) as error:
+                logger.warning("%s could not be removed from the trash (%s); it is tried again later", path, error)
+            if not os.path.lexists(path):
+                events.append(Event(time.time(), "swept", parse_aside(path.name), why, size, path.name))
+        record(run, backend, events)
 
 
 def recover(run: RunFolder, backend: Backend) -> None:
@@ -175,6 +177,11 @@ def recover(run: RunFolder, backend: Backend) -> None:
 
     Call it with the run's lock held. Raises OSError.
     """
+    with editing(run):
+        _put_right(run, backend)
+
+
+def _put_right(run: RunFolder, backend: Backend) -> None:
     for path in _children(run.path):
         if is_staging(path.name) and not path.is_symlink():
             remove_tree(backend, path)
