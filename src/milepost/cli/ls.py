@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -82,7 +84,8 @@ def _print_trash(trash: Sequence[Trashed]) -> None:
         size = format_size(sum(entry.size for entry in trash))
         names = ", ".join(f"step_{entry.step}" for entry in trash[-8:])
         more = f"the last {min(len(trash), 8)} of {len(trash)}: " if len(trash) > 8 else ""
-        typer.echo(f"in the trash: {size}, {more}{names}")
+        width = shutil.get_terminal_size().columns
+        typer.echo(textwrap.fill(f"in the trash: {size}, {more}{names}", width, break_on_hyphens=False))
 
 
 def _trashed(entry: Trashed) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from milepost.cli.retention import stored_settings as settings_of
 from milepost.cli.table import table
 from milepost.errors import ConfigError
 from milepost.policy.plan import Decision, KeepRule, RetentionPlan
-from milepost.quantities import format_size
+from milepost.quantities import format_duration, format_size
 from milepost.records import Checkpoint
 from milepost.storage.catalog import read_catalog
 from milepost.storage.edits import editing
@@ -51,11 +51,14 @@ def prune(
             f"no rule says what to keep in {folder}, so all is kept. Name rules: --keep last=3 "
             "--keep best=1,metric=val_loss"
         )
-    plan = _apply(folder, rules, _grace(grace, newest)) if apply else plan_of(folder, rules)
+    kept_for = _grace(grace, newest)
+    plan = _apply(folder, rules, kept_for) if apply else plan_of(folder, rules)
     if as_json:
         print_json(_as_json(plan, rules, applied=apply))
-    else:
-        typer.echo("\n".join(_lines(plan, rules, applied=apply)))
+        return
+    typer.echo("\n".join(_lines(plan, rules, applied=apply)))
+    if kept_for and plan.prune:
+        typer.echo(f"What is pruned stays in the trash for {format_duration(kept_for)}, and takes its bytes as long.")
 
 
 def _best(text: str) -> str:
