@@ -15,14 +15,9 @@ from milepost.storage.manifest import read_manifest
 def remove_state_files(backend: Backend, checkpoint: Path) -> None:
     """Remove what Milepost calls so in ``training_state/``, and the folder if nothing else is in it. Raises OSError."""
     folder = checkpoint / TRAINING_STATE
-    if folder.is_symlink() or not folder.is_dir():
-        return
-    for name in sorted(os.listdir(folder)):
-        listed = f"{TRAINING_STATE}/{name}"
-        path = folder / name
-        if (listed == STATE_TREE or is_state_tensors_file(listed)) and not (path.is_dir() and not path.is_symlink()):
-            backend.remove_file(path)
-    if not os.listdir(folder):
+    for path in _state_files(folder):
+        backend.remove_file(path)
+    if folder.is_dir() and not folder.is_symlink() and not os.listdir(folder):
         backend.remove_folder(folder)
 
 
@@ -35,4 +30,18 @@ def finish_demotion(backend: Backend, checkpoint: Path) -> None:
     except (OSError, MilepostError):
         return
     if manifest.level.rank < Level.FULL.rank:
+        if _state_files(checkpoint / TRAINING_STATE):
+            # The manifest that is seen may not be durable yet, and the one before it needs these files.
+            backend.sync_folder(checkpoint)
         remove_state_files(backend, checkpoint)
+
+
+def _state_files(folder: Path) -> list[Path]:
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    found = [folder / name for name in sorted(os.listdir(folder)) if _is_ours(f"{TRAINING_STATE}/{name}")]
+    return [path for path in found if path.is_symlink() or not path.is_dir()]
+
+
+def _is_ours(listed: str) -> bool:
+    return listed == STATE_TREE or is_state_tensors_file(listed)
