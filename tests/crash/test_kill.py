@@ -80,6 +80,8 @@ def check_end(folder: Path, result: dict[str, Any], unbroken: dict[str, Any]) ->
     left = {path.name for path in folder.iterdir()}
     assert left <= {*(f"step_{step}" for step in steps), ".milepost", ".trash", "best", "latest"}
     assert not any((folder / ".trash").glob("*"))
+    assert (folder / "latest").resolve() == folder / f"step_{LAST_STEP}"
+    assert (folder / "best").resolve().parent == folder and (folder / "best").is_dir()
 
 
 def kill_and_resume(server: Server, name: str, **request: Any) -> None:

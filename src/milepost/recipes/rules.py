@@ -71,8 +71,12 @@ def spell_keep_rule(rule: KeepRule) -> str:
         if type(rule) is kind:
             rest = {other: getattr(rule, other) for other in _KEEPER_SETTINGS[name]}
             shown = {other: value for other, value in rest.items() if (other, value) not in _UNSAID}
-            return ",".join(f"{key}={value}" for key, value in {name: getattr(rule, first), **shown}.items())
+            return ",".join(f"{key}={_spelled(value)}" for key, value in {name: getattr(rule, first), **shown}.items())
     return repr(rule)
+
+
+def _spelled(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).replace(" ", "")
 
 
 _UNSAID = (("level", "full"), ("mode", "min"))
