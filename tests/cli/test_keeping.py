@@ -78,7 +78,7 @@ def test_prune_says_what_it_would_do_and_changes_nothing(run):
     assert lines[1].split() == ["step", "what", "level", "frees", "because"]
     assert lines[2].split(maxsplit=5)[:3] == ["2", "prune", "full"] and "no rule keeps it" in lines[2]
     assert lines[3].split()[:4] == ["4", "demote", "→", "weights"] and "best val_loss (0.1)" in lines[3]
-    assert "1 to prune and 1 to demote of 4" in result.stdout and "nothing was changed" in result.stdout
+    assert "1 to prune and 1 to demote of 4, which frees" in result.stdout and "nothing was changed" in result.stdout
     assert "stays in the trash for 2 h" in result.stdout
     assert max(map(len, lines)) <= 80
     assert sorted(path.name for path in run.rglob("*")) == before

@@ -195,7 +195,7 @@ def test_a_log_whose_last_line_is_torn_or_odd_is_read_and_added_to(run: RunFolde
     assert [event.what for event in read_log(run)] == ["pruned", "pruned", "undeleted"]
     last = json.loads(run.log.read_bytes().splitlines()[-1])
     assert list(last) == ["time", "step", "what", "why", "bytes", "name"]
-    assert (last["time"], last["step"], last["why"]) == (2000.0, 4, "reason of 4")
+    assert (last["time"], last["step"], last["why"]) == (2000.0, 4, "asked for")
 
 
 def test_a_log_that_cannot_be_written_is_a_warning(run: RunFolder, caplog: pytest.LogCaptureFixture) -> None:

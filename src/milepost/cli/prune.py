@@ -113,7 +113,7 @@ def _lines(plan: RetentionPlan, rules: list[KeepRule], *, applied: bool) -> list
     done = "pruned and" if applied else "to prune and"
     demoted = "demoted" if applied else "to demote"
     lines.append(
-        f"{number['prune']} {done} {number['demote']} {demoted} of {len(rows)}, {freed}"
+        f"{number['prune']} {done} {number['demote']} {demoted} of {len(rows)}, which frees {freed}"
         + ("" if applied else "; nothing was changed, --apply does it")
     )
     return lines

@@ -109,7 +109,7 @@ def undelete(run: RunFolder, backend: Backend, step: int, *, now: float, pin: bo
             raise CorruptCheckpointError(
                 f"{entry.path} cannot come back: {'; '.join(problems)}", path=entry.path, problems=problems
             )
-        record(run, backend, [Event(now, "undeleted", step, entry.why, entry.size, entry.path.name)])
+        record(run, backend, [Event(now, "undeleted", step, "asked for", entry.size, entry.path.name)])
         if pin:
             rewrite_manifest(backend, entry.path, _pinned)
         backend.rename(entry.path, final)
