@@ -71,11 +71,9 @@ class CheckpointManager:
         self._verify: VerifyLevel = verify
         self._schedule = as_schedule(save)
         rules, grace = as_keep_rules(keep), parse_duration(trash_grace, "trash_grace")
-        self._state = state
-        self._entries = check_state(state)
+        self._state, self._entries = state, check_state(state)
         constants = Constants(collect_assets(assets), config_name, parse_size(max_shard_size, "max_shard_size"))
-        self._background = background
-        self._backend = LocalBackend() if backend is None else backend
+        self._background, self._backend = background, LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules, grace=grace)
         self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
@@ -83,12 +81,10 @@ class CheckpointManager:
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
-        self._step = 0
+        self._step, self._seconds, self._clock_zero = 0, 0.0, time.monotonic()
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
-        self._seconds = 0.0
-        self._clock_zero = time.monotonic()
         self._begun = self._stepped = self._closed = self._should_stop = False
 
     @property
@@ -178,8 +174,7 @@ class CheckpointManager:
         self._saver.report()
         if not self._begun:
             self._begin()
-        under_way = self._saver.saving(self._step)
-        if under_way is not None:
+        if (under_way := self._saver.saving(self._step)) is not None:
             return under_way
         if self._resumed_step == self._step and (saved := self.catalog().at(self._step)) is not None:
             return finished(saved)

@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Sequence
 
-from milepost.errors import DiskFullError, MilepostError
+from milepost.errors import DiskFullError
 from milepost.policy.peak import Peak, Sizes, describe, expected_peak
 from milepost.policy.plan import Facts, KeepRule
 from milepost.policy.saving import AnyOf
 from milepost.quantities import format_duration, format_size
-from milepost.snapshot.capture import capture
+from milepost.snapshot.sizes import state_sizes
 from milepost.snapshot.stateful import Entries
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import read_catalog
@@ -43,12 +43,7 @@ class Preflight:
         if self._done:
             return
         self._done = True
-        try:
-            state = capture(entries, copy=False)
-        except MilepostError:
-            # A state that cannot be read is the first save's to tell of.
-            return
-        weights, others = (sum(each.nbytes for each in group.values()) for group in (state.weights, state.tensors))
+        weights, others = state_sizes(entries)
         self._check(Sizes(weights + others, weights))
 
     def _check(self, sizes: Sizes) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,11 +114,10 @@ def _lines(plan: RetentionPlan, rules: list[KeepRule], *, applied: bool) -> list
     freed = format_size(sum(decision.freed for decision in plan.decisions))
     done = "pruned and" if applied else "to prune and"
     demoted = "demoted" if applied else "to demote"
-    lines.append(
-        f"{number['prune']} {done} {number['demote']} {demoted} of {len(rows)}, which frees {freed}"
-        + ("" if applied else "; nothing was changed, --apply does it")
+    total = f"{number['prune']} {done} {number['demote']} {demoted} of {len(rows)}, which frees {freed}" + (
+        "" if applied else "; nothing was changed, --apply does it"
     )
-    return lines
+    return [*lines, *textwrap.wrap(total, shutil.get_terminal_size().columns, break_on_hyphens=False)]
 
 
 def _as_json(plan: RetentionPlan, rules: list[KeepRule], *, applied: bool) -> dict[str, Any]:
