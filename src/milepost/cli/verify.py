@@ -48,6 +48,12 @@ def verify(
     with _progress(total, shown=not as_json and not sizes) as on_bytes:
         found = {folder: _problems(folder, sizes=sizes, on_bytes=on_bytes) for folder in folders}
     problems = {folder: faults for folder, faults in found.items() if faults is not None}
+    _show(run, problems, repaired, as_json=as_json)
+    if any(problems.values()):
+        raise typer.Exit(FAILURE)
+
+
+def _show(run: Path, problems: dict[Path, list[str]], repaired: list[Path], *, as_json: bool) -> None:
     if as_json:
         print_json(
             [
@@ -62,8 +68,6 @@ def verify(
             typer.echo(f"{folder.name}: {'; '.join(faults) or 'whole'}")
         if not problems:
             typer.echo(f"{run} has no checkpoints.")
-    if any(problems.values()):
-        raise typer.Exit(FAILURE)
 
 
 def _repair(run: Path, step: int | None) -> list[Path]:
