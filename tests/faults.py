@@ -32,6 +32,10 @@ class UnsyncedBackend(LocalBackend):
     def sync_folder(self, path: Path) -> None:
         os.stat(path)
 
+    def append(self, path: Path, data: bytes) -> None:
+        with open(path, "ab") as file:
+            file.write(data)
+
 
 class Killed(BaseException):
     """Stands for a SIGKILL within the test's own process: from then on, no operation reaches the disk."""
@@ -71,6 +75,12 @@ class FaultyBackend:
     def remove_folder(self, path: Path) -> None:
         self.around("remove_folder", self.inner.remove_folder, path)
 
+    def append(self, path: Path, data: bytes) -> None:
+        self.around("append", self.inner.append, path, data)
+
+    def link(self, path: Path, target: str) -> None:
+        self.around("link", self.inner.link, path, target)
+
     def free_bytes(self, path: Path) -> int:
         return self.inner.free_bytes(path)
 
@@ -81,8 +91,9 @@ class FaultyBackend:
         dead = self.fault == "die" and 0 < self.at < number
         if number != self.at and not dead and not (self.for_good and 0 < self.at < number):
             return operation(*arguments)
-        if self.torn and name == "write" and not dead:
-            operation(memoryview(arguments[0])[: memoryview(arguments[0]).nbytes // 2])
+        if self.torn and name in ("write", "append") and not dead:
+            data = memoryview(arguments[-1])
+            operation(*arguments[:-1], data[: data.nbytes // 2])
         if self.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         if self.fault == "die":
@@ -123,6 +134,12 @@ class QuotaBackend(UnsyncedBackend):
     def create(self, path: Path, size: int | None = None) -> Any:
         # As on a file system that gives no place ahead of the write.
         return QuotaFile(self, super().create(path))
+
+    def append(self, path: Path, data: bytes) -> None:
+        free = self.free_bytes(self.root)
+        super().append(path, data[: max(0, free)])
+        if len(data) > free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def free_bytes(self, path: Path) -> int:
         used = sum(file.lstat().st_size for file in self.root.rglob("*") if not file.is_dir())

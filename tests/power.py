@@ -14,7 +14,7 @@ from pathlib import Path
 from milepost.storage.backend import WritableFile
 from tests.faults import UnsyncedBackend
 
-Tree = dict[str, "Tree | bytes"]
+Tree = dict[str, "Tree | bytes | str"]
 
 
 @dataclass(eq=False)
@@ -31,6 +31,13 @@ class File:
 
     content: bytes = b""
     safe: int = 0
+
+
+@dataclass(eq=False)
+class Link(File):
+    """A symbolic link."""
+
+    target: str = ""
 
 
 @dataclass(eq=False)
@@ -72,6 +79,23 @@ class PowerModel(UnsyncedBackend):
     def remove_folder(self, path: Path) -> None:
         super().remove_folder(path)
         self._change([(*self._place(path), None)])
+
+    def append(self, path: Path, data: bytes) -> None:
+        if not path.exists():
+            super().append(path, b"")
+            self._change([(*self._place(path), File())])
+        super().append(path, data)
+        folder, name = self._place(path)
+        file = folder.names[name]
+        assert isinstance(file, File)
+        file.content += bytes(data)
+        self.note()
+        file.safe = len(file.content)
+        self.note()
+
+    def link(self, path: Path, target: str) -> None:
+        super().link(path, target)
+        self._change([(*self._place(path), Link(target=target))])
 
     def sync_folder(self, path: Path) -> None:
         folder = self._find(path)
@@ -117,6 +141,9 @@ class PowerModel(UnsyncedBackend):
     def _load(self, path: Path) -> Folder:
         names: dict[str, Folder | File] = {}
         for child in sorted(path.iterdir()):
+            if child.is_symlink():
+                names[child.name] = Link(target=str(child.readlink()))
+                continue
             content = b"" if child.is_dir() else child.read_bytes()
             names[child.name] = self._load(child) if child.is_dir() else File(content, len(content))
         return Folder(names, dict(names))
@@ -151,14 +178,16 @@ def materialise(tree: Tree, folder: Path) -> None:
     """Write a tree to a new folder."""
     folder.mkdir()
     for name, node in tree.items():
-        if isinstance(node, bytes):
+        if isinstance(node, str):
+            (folder / name).symlink_to(node)
+        elif isinstance(node, bytes):
             (folder / name).write_bytes(node)
         else:
             materialise(node, folder / name)
 
 
 def _key(tree: Tree) -> object:
-    return tuple((name, node if isinstance(node, bytes) else _key(node)) for name, node in tree.items())
+    return tuple((name, node if isinstance(node, bytes | str) else _key(node)) for name, node in tree.items())
 
 
 def _apply(places: list[tuple[Folder, str, Folder | File | None]], *, safe: bool) -> None:
@@ -184,7 +213,9 @@ def _tree(top: Folder, chosen: list[Change], unsafe_share: int) -> Tree:
         names = changed.get(folder, folder.safe)
         return {name: walk(node) if isinstance(node, Folder) else content(node) for name, node in sorted(names.items())}
 
-    def content(file: File) -> bytes:
+    def content(file: File) -> bytes | str:
+        if isinstance(file, Link):
+            return file.target
         return file.content[: file.safe + (len(file.content) - file.safe) * unsafe_share // 2]
 
     return walk(top)

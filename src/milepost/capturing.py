@@ -9,17 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch.optim import Optimizer
-
 from milepost.copying import Copying
 from milepost.memory import Arena
 from milepost.records import Storable
 from milepost.snapshot.capture import survey
 from milepost.snapshot.devices import CudaStreams
 from milepost.snapshot.late import LateSurvey, NoLateSurveyError
-from milepost.snapshot.names import unwrap
-from milepost.snapshot.stateful import Entries, Kind
+from milepost.snapshot.sizes import state_sizes
+from milepost.snapshot.stateful import Entries
 from milepost.snapshot.ties import dropped_names
 from milepost.snapshot.updates import Updates
 from milepost.storage.image import Image, LayoutKey, layout_key, plan_image
@@ -126,7 +123,7 @@ class Capturer:
         if self._prepared:
             return
         self._prepared = True
-        size = _size_of(self._entries)
+        size = sum(state_sizes(self._entries))
         self._arena = Arena(size + _SPARE + size // 50)
         starts = range(0, size, _TOUCHED_AT_ONCE)
         touch = self._arena.touch
@@ -215,18 +212,3 @@ class Capturer:
         if self._arena is not None:
             self._streams.unpin(self._arena.address)
         self._arena = Arena(size) if size else None
-
-
-def _size_of(entries: Entries) -> int:
-    sizes: dict[tuple[int, int], int] = {}
-    tensors: list[object] = []
-    for module in entries.of(Kind.MODULE).values():
-        tensors += [*unwrap(module).parameters(), *unwrap(module).buffers()]
-    for optimizer in entries.of(Kind.OPTIMIZER).values():
-        assert isinstance(optimizer, Optimizer)
-        for values in optimizer.state.values():
-            tensors += values.values() if isinstance(values, dict) else ()
-    for tensor in tensors:
-        if type(tensor) in (torch.Tensor, torch.nn.Parameter) and isinstance(tensor, torch.Tensor) and tensor.numel():
-            sizes[tensor.data_ptr(), tensor.nbytes] = tensor.nbytes
-    return sum(sizes.values())

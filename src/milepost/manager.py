@@ -19,7 +19,8 @@ from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
-from milepost.quantities import one_of, own_value, parse_size, read_numbers, whole_number
+from milepost.preflight import Preflight
+from milepost.quantities import one_of, own_value, parse_duration, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
 from milepost.resumption import Restorer, refuse_used, resume_from, rewind
 from milepost.saver import Constants, Saver
@@ -47,7 +48,8 @@ class CheckpointManager:
     when the copy is complete: ``"immediate"``, when ``step`` returns; ``"overlapped"``, before an optimizer's next
     step, which waits for it. ``when_busy`` says what a save does that is due while another is written: ``"wait"`` or
     ``"skip"``. ``verify`` says what a resume checks. With ``signals``, SIGTERM and SIGINT save and set
-    ``should_stop``, and SIGUSR1 saves.
+    ``should_stop``, and SIGUSR1 saves. What is pruned can be brought back for ``trash_grace`` (seconds, or a text such
+    as ``"2h"``), and takes its space as long.
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -68,32 +70,31 @@ class CheckpointManager:
         verify: VerifyLevel = "digests",
         signals: bool = True,
         max_shard_size: int | str = "5GB",
+        trash_grace: float | str = 0,
         backend: Backend | None = None,
     ) -> None:
         self._verify: VerifyLevel = one_of(verify, "verify", "digests", "sizes")
         overlapped = one_of(capture, "capture", "overlapped", "immediate") == "overlapped"
         self._skips = one_of(when_busy, "when_busy", "wait", "skip") == "skip"
         self._schedule = as_schedule(save)
-        rules = as_keep_rules(keep)
-        self._state = state
-        self._entries = check_state(state)
+        rules, grace = as_keep_rules(keep), parse_duration(trash_grace, "trash_grace")
+        self._state, self._entries = state, check_state(state)
         most = parse_size(max_shard_size, "max_shard_size")
         constants = Constants(collect_assets(assets, config_name), config_name, most)
         self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
-        self._keeper = Keeper(self._run, self._backend, rules)
+        self._keeper = Keeper(self._run, self._backend, rules, grace=grace)
         self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
         self._saver = Saver(self._run, self._backend, self._keeper, self._capturer, constants, background=background)
+        self._preflight = Preflight(self._run, self._backend, rules, self._schedule, grace)
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
         self._pid = os.getpid()
-        self._step = 0
+        self._step, self._seconds, self._clock_zero = 0, 0.0, time.monotonic()
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
-        self._seconds = 0.0
-        self._clock_zero = time.monotonic()
         self._raised_at: int | None = None
         self._begun = self._stepped = self._closed = self._should_stop = False
 
@@ -151,7 +152,7 @@ class CheckpointManager:
                     self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
             logger.info("resumed from %s", origin.checkpoint.path)
         self._clock_zero = time.monotonic() - self._seconds
-        self._begun = True
+        self._begun = self._keeper.active = True
         return self._step
 
     def step(self, step: SupportsIndex, metrics: Mapping[str, Any] | None = None, *, epoch_end: bool = False) -> None:
@@ -202,8 +203,7 @@ class CheckpointManager:
         self._saver.report()
         if not self._begun:
             self._begin()
-        under_way = self._saver.saving(self._step)
-        if under_way is not None:
+        if (under_way := self._saver.saving(self._step)) is not None:
             return under_way
         if self._resumed_step == self._step and (saved := self.catalog().at(self._step)) is not None:
             return finished(saved)
@@ -288,11 +288,12 @@ class CheckpointManager:
             )
         if not self._begun:
             self._begin()
+        self._preflight.check(self._entries)
         return number
 
     def _begin(self) -> None:
         refuse_used(self._run)
-        self._begun = True
+        self._begun = self._keeper.active = True
 
     def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
         self._entries.refuse_changes(self._state)

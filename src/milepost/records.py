@@ -13,10 +13,18 @@ JSON = Any
 
 
 class Level(StrEnum):
-    """How much of a checkpoint is on disk."""
+    """How much of a checkpoint is on disk: all, or what is needed to load the model."""
 
     FULL = "full"
     WEIGHTS = "weights"
+
+    @property
+    def rank(self) -> int:
+        """Its place among the levels: the more is there, the higher."""
+        return _RANKS[self]
+
+
+_RANKS = {Level.WEIGHTS: 1, Level.FULL: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,8 @@ class Checkpoint:
     """One committed checkpoint, as its manifest tells it.
 
     ``serial`` counts commits within a run: the newest checkpoint is the one with the highest serial, whatever its
-    step. ``created`` is in seconds since 1970 (UTC), ``size`` in bytes (all files the manifest lists, and itself).
+    step. ``created`` is in seconds since 1970 (UTC), ``size`` in bytes (all files the manifest lists, and itself),
+    ``state_size`` those of them that are the training state.
     """
 
     step: int
@@ -40,6 +49,11 @@ class Checkpoint:
     reasons: tuple[str, ...] = ()
     pinned: bool = False
     config: str | None = None
+    state_size: int = 0
+
+    def size_at(self, level: Level) -> int:
+        """Bytes that it takes, or would take at a lower level."""
+        return self.size - self.state_size if level.rank < Level.FULL.rank else self.size
 
     @property
     def name(self) -> str:

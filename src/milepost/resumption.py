@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,9 @@ from milepost.storage.backend import Backend
 from milepost.storage.catalog import Catalog, find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import MANIFEST, RunFolder, parse_step
+from milepost.storage.log import Event, record
 from milepost.storage.manifest import Manifest, read_manifest
+from milepost.storage.pointers import follow
 from milepost.storage.reader import StoredState
 from milepost.storage.sweep import supersede
 from milepost.storage.verify import VerifyLevel
@@ -58,7 +61,7 @@ def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, rest
     if isinstance(source, int):
         return _restore(_at(run, catalog, source), restorer, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
-    path = Path(source).expanduser().resolve()
+    path = follow(Path(source))
     if path.parent == run.path and (step := parse_step(path.name)) is not None:
         return _restore(_at(run, catalog, step), restorer, inside=True)
     if catalog.checkpoints or catalog.damaged:
@@ -176,7 +179,10 @@ def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     passed_over = [entry.passed_over for entry in catalog.damaged if entry.passed_over is not None]
     later = [other for other in (*catalog.checkpoints, *passed_over) if other.serial > checkpoint.serial]
     unreadable = [entry for entry in catalog.damaged if entry.passed_over is None and entry.step > checkpoint.step]
+    why = f"the run went back to step {checkpoint.step}"
+    events = [Event(time.time(), "superseded", other.step, why, other.size) for other in later]
     try:
+        record(run, backend, events)
         supersede(run, backend, [*unreadable, *later])
     except OSError as error:
         raise SaveFailedError(

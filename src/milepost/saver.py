@@ -23,6 +23,7 @@ from milepost.storage.catalog import newest_serial, read_catalog
 from milepost.storage.commit import Draft, commit
 from milepost.storage.layout import RunFolder, new_id
 from milepost.storage.sweep import superseded_serial
+from milepost.storage.usage import size_on_disk
 from milepost.writing import Job, Writer
 
 logger = logging.getLogger("milepost")
@@ -207,6 +208,7 @@ class Saver:
             # Here and not at the save, since reading many manifests takes time that training need not wait for.
             self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
             draft = replace(draft, serial=self.serial)
+            self._make_way(draft)
             checkpoint = commit(self._run, self._backend, draft, max_shard_size=self._constants.max_shard_size)
         except OSError as error:
             raise SaveFailedError(
@@ -235,6 +237,13 @@ class Saver:
 
     def _advance(self, count: int) -> None:
         self.progress = (self.progress[0] + count, self.progress[1])
+
+    def _make_way(self, draft: Draft) -> None:
+        if not self._keeper.limited:
+            return
+        tensors, constants = (draft.state.weights, draft.state.tensors), self._constants
+        needed = size_on_disk(tensors, draft.state.state, draft.assets, constants.max_shard_size)
+        self._keeper.make_way(draft.run_id, needed)
 
     def _change(self, step: int, fields: Mapping[str, Any]) -> None:
         checkpoint = read_catalog(self._run.path).at(step)

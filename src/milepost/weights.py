@@ -8,7 +8,8 @@ from torch import nn
 
 from milepost.snapshot.restore import LoadResult, restore_model
 from milepost.storage.catalog import find_checkpoint
-from milepost.storage.reader import StoredState
+from milepost.storage.levels import stored_weights
+from milepost.storage.pointers import follow
 
 
 def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> LoadResult:
@@ -21,6 +22,6 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     if not isinstance(model, nn.Module):
         raise TypeError(f"load_weights: model is a {type(model).__name__}, not a torch.nn.Module")
     # A link that somebody names is followed; links inside a checkpoint are not.
-    folder = Path(path).expanduser().resolve()
+    folder = follow(Path(path))
     _, manifest = find_checkpoint(folder)
-    return restore_model(model, StoredState(folder, manifest, state=False), strict=strict)
+    return restore_model(model, stored_weights(folder, manifest), strict=strict)

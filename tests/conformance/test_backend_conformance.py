@@ -149,6 +149,28 @@ def test_removing_takes_only_what_it_says(backend: Backend, tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
+def test_what_is_appended_follows_what_is_there(backend: Backend, tmp_path: Path) -> None:
+    backend.append(tmp_path / "log", b"one\n")
+    backend.append(tmp_path / "log", b"two\n")
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+
+
+def test_nothing_is_appended_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "log").symlink_to("elsewhere")
+    with pytest.raises(OSError):
+        LocalBackend().append(tmp_path / "log", b"one\n")
+    assert os.listdir(tmp_path) == ["log"]
+
+
+def test_a_link_is_its_text_and_replaces_another_by_a_rename(backend: Backend, tmp_path: Path) -> None:
+    backend.link(tmp_path / "latest", "step_2")
+    backend.link(tmp_path / "draft", "step_4")
+    backend.rename(tmp_path / "draft", tmp_path / "latest")
+    assert os.readlink(tmp_path / "latest") == "step_4" and os.listdir(tmp_path) == ["latest"]
+    with pytest.raises(FileExistsError):
+        backend.link(tmp_path / "latest", "step_6")
+
+
 def test_free_bytes_is_a_number_of_bytes(backend: Backend, tmp_path: Path) -> None:
     assert backend.free_bytes(tmp_path) > 1024
 

@@ -89,7 +89,7 @@ def run_job(folder: Path, *, kill_at: int = 0, when: str = "before", mode: str =
     killer = Killer(kill_at, when)
     # A run that resumes must get everything from the checkpoint, so it starts from other weights.
     run = Run(seed=1 if read_catalog(folder).checkpoints else 0)
-    rules = [KeepLast(1), KeepBest(1, "loss")]
+    rules = [KeepLast(1), KeepBest(1, "loss", level="weights")]
     with run.manager(folder, every=EVERY, keep=rules, backend=KillingBackend(killer), **MODES[mode]) as manager:
         start = manager.resume()
         run.train(manager, start, LAST_STEP)

@@ -80,8 +80,10 @@ def check_end(folder: Path, result: dict[str, Any], unbroken: dict[str, Any]) ->
     steps = sorted(checkpoint.step for checkpoint in read_catalog(folder).checkpoints)
     assert steps[-1] == LAST_STEP and len(steps) <= 2
     left = {path.name for path in folder.iterdir()}
-    assert left <= {*(f"step_{step}" for step in steps), ".milepost", ".trash"}
+    assert left <= {*(f"step_{step}" for step in steps), ".milepost", ".trash", "best", "latest"}
     assert not any((folder / ".trash").glob("*"))
+    assert (folder / "latest").resolve() == folder / f"step_{LAST_STEP}"
+    assert (folder / "best").resolve().parent == folder and (folder / "best").is_dir()
 
 
 def kill_and_resume(server: Server, name: str, **request: Any) -> None:

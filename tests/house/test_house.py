@@ -38,6 +38,9 @@ def parsed(path: Path) -> ast.Module:
         "assert CliRunner().invoke(app, ['configs']).exit_code == 0",
         "from typer.testing import CliRunner; from milepost.cli.app import app; "
         "assert CliRunner().invoke(app, ['ls', 'src']).exit_code == 0",
+        "from typer.testing import CliRunner; from milepost.cli.app import app; "
+        "assert CliRunner().invoke(app, ['prune', 'src', '--keep', 'last=1']).exit_code == 0; "
+        "assert CliRunner().invoke(app, ['log', 'src']).exit_code == 0",
     ],
 )
 def test_it_starts_without_torch(code):

@@ -158,6 +158,20 @@ def test_a_rewind_is_not_undone_by_a_checkpoint_that_was_unreadable_then(tmp_pat
         assert manager.resume() == 2
 
 
+@pytest.mark.parametrize("ask", [lambda manager: manager.pin(4), lambda manager: manager.record_metrics(2, {"a": 1})])
+def test_nothing_is_pruned_before_the_run_is_resumed(tmp_path, ask) -> None:
+    run = Run()
+    with run.manager(tmp_path, every=1) as manager:
+        run.train(manager, 0, 4)
+    weights = tmp_path / "step_4" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    with Run().manager(tmp_path, keep=KeepLast(1)) as manager:
+        ask(manager)
+        manager.wait()
+        assert step_folders(tmp_path) == ["step_1", "step_2", "step_3", "step_4"]
+        assert manager.resume() == 3
+
+
 class Picky(nn.Module):
     """Refuses the extra state of another version of itself."""
 
@@ -378,7 +392,7 @@ def test_a_rule_that_fails_costs_no_save_and_is_named(tmp_path) -> None:
         run.train(manager, 0, 2)
         with pytest.raises(MilepostError, match=r"step_2 is saved.*ZeroDivisionError"):
             manager.wait()
-        manager._keeper._rules = (KeepLast(1),)
+        manager._keeper.rules = (KeepLast(1),)
         run.train(manager, 2, 4)
     assert told == [2, 4]
     assert step_folders(tmp_path) == ["step_4"]

@@ -323,7 +323,7 @@ def test_case_34_names_that_are_not_quite_a_checkpoints_are_left_alone(tmp_path)
         assert manager.resume() == 0
         run.train(manager, 0, 4)
     left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
-    assert left == {"step_4", "step_4_backup", "step_04", "epoch_1", "step_", "step_-1", "step_7"}
+    assert left == {"latest", "step_4", "step_4_backup", "step_04", "epoch_1", "step_", "step_-1", "step_7"}
 
 
 def test_a_relative_folder_is_resolved_once(tmp_path, monkeypatch):

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from milepost.policy.retention import Facts, KeepBest, KeepEvery, KeepLast, plan_retention
-from milepost.records import Checkpoint
+from milepost.policy.retention import DiskBudget, Facts, KeepBest, KeepEvery, KeepLast, plan_retention
+from milepost.policy.spread import KeepLogSpaced, KeepWithin
+from milepost.records import Checkpoint, Level
 
 RUN = "this run"
 FACTS = Facts(run_id=RUN)
@@ -18,7 +19,7 @@ FACTS = Facts(run_id=RUN)
 
 def checkpoint(step: int, serial: int | None = None, **fields: object) -> Checkpoint:
     serial = step if serial is None else serial
-    made = Checkpoint(step, Path(f"/run/step_{step}"), serial, RUN, f"id-{serial}", float(serial), 100)
+    made = Checkpoint(step, Path(f"/run/step_{step}"), serial, RUN, f"id-{serial}", float(serial), 100, state_size=60)
     return replace(made, **fields)
 
 
@@ -44,6 +45,7 @@ def histories(draw: st.DrawFn) -> list[Checkpoint]:
             serial,
             pinned=draw(st.booleans()) and draw(st.booleans()),
             run_id=draw(st.sampled_from([RUN, RUN, RUN, "another"])),
+            **draw(st.sampled_from([{}, {}, {"level": Level.WEIGHTS, "size": 40, "state_size": 0}])),
             metrics={} if (score := draw(numbers)) is None else {"loss": score},
         )
         for serial, step in enumerate(draw(st.permutations(steps)), start=1)
@@ -55,12 +57,14 @@ class KeepNothing:
         return {}
 
 
-rules = st.lists(
-    st.one_of(
-        st.builds(KeepLast, st.integers(1, 5)),
-        st.builds(KeepEvery, st.integers(1, 20)),
-        st.builds(KeepBest, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"])),
-        st.just(KeepNothing()),
-    ),
-    max_size=3,
+levels = st.sampled_from(["full", "full", "weights", Level.WEIGHTS])
+keepers = st.one_of(
+    st.builds(KeepLast, st.integers(1, 5), levels),
+    st.builds(KeepEvery, st.integers(1, 20), levels),
+    st.builds(KeepBest, st.integers(1, 4), st.just("loss"), st.sampled_from(["min", "max"]), levels),
+    st.builds(KeepLogSpaced, st.integers(1, 5), st.sampled_from([1.5, 2.0, 3.0]), levels),
+    st.builds(KeepWithin, st.integers(0, 8), levels),
+    st.just(KeepNothing()),
 )
+rules = st.lists(keepers, max_size=3)
+budgets = st.one_of(st.builds(DiskBudget, st.integers(1, 1500), levels), st.builds(DiskBudget, st.just("50%"), levels))

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from milepost.errors import ConfigError
-from milepost.policy.retention import KeepBest, KeepEvery, KeepLast
+from milepost.policy.retention import DiskBudget, KeepBest, KeepEvery, KeepLast
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced
+from milepost.policy.spread import KeepLogSpaced, KeepWithin
 from milepost.recipes.config import FIELDS, RecipeConfig
 from milepost.recipes.config_files import (
     GUARDED,
@@ -22,7 +23,7 @@ from milepost.recipes.config_files import (
     shipped_configs,
 )
 from milepost.recipes.optimizer_settings import SETTINGS
-from milepost.recipes.rules import keep_rules, schedules, stored_keep_rules
+from milepost.recipes.rules import keep_rules, keep_rules_from_texts, schedules, spell_keep_rule, stored_keep_rules
 
 
 def quickstart(*overrides: str) -> RecipeConfig:
@@ -215,6 +216,42 @@ def test_one_grammar_of_what():
     assert keep_rules(rules, "keep") == [KeepLast(2), KeepBest(1, "val_loss", "max"), KeepEvery(100)]
 
 
+RULES = [
+    ("last=2", {"last": 2}, KeepLast(2)),
+    ("last=2,level=weights", {"last": 2, "level": "weights"}, KeepLast(2, level="weights")),
+    ("best=1,metric=val_loss", {"best": 1, "metric": "val_loss"}, KeepBest(1, "val_loss")),
+    (
+        "best=3,metric=f1,mode=max,level=weights",
+        {"best": 3, "metric": "f1", "mode": "max", "level": "weights"},
+        KeepBest(3, "f1", "max", level="weights"),
+    ),
+    ("every=1000", {"every": 1000}, KeepEvery(1000)),
+    ("log_spaced=10,factor=2", {"log_spaced": {"first": 10, "factor": 2}}, KeepLogSpaced(10, 2)),
+    ("log_spaced=10,factor=1.5", {"log_spaced": 10, "factor": 1.5}, KeepLogSpaced(10, 1.5)),
+    ("within=2h", {"within": "2h"}, KeepWithin("2h")),
+    ("within=90", {"within": 90}, KeepWithin(90)),
+    ("disk_budget=500GB", {"disk_budget": "500GB"}, DiskBudget("500GB")),
+    ("disk_budget=80%", {"disk_budget": "80%"}, DiskBudget("80%")),
+]
+
+
+@pytest.mark.parametrize(("text", "item", "rule"), RULES)
+def test_one_grammar_of_keep_rules_in_yaml_and_on_the_command_line(text, item, rule):
+    assert keep_rules([item], "keep") == keep_rules_from_texts([text], "--keep") == [rule]
+    assert spell_keep_rule(rule) == text
+
+
+def test_a_rule_of_ones_own_is_spelled_as_python_shows_it():
+    class Mine:
+        def __repr__(self):
+            return "Mine()"
+
+        def reasons_to_keep(self, checkpoints, facts):
+            return {}
+
+    assert spell_keep_rule(Mine()) == "Mine()"
+
+
 @pytest.mark.parametrize(
     ("rules", "text"),
     [
@@ -224,6 +261,12 @@ def test_one_grammar_of_what():
         ([{"best": 1, "metric": "x", "mod": "max"}], "did you mean 'mode'"),
         ([{"last": 1, "every": 2}], "must be one rule"),
         ({"last": 1}, "must be a list"),
+        ([{"last": 1, "level": "half"}], r"KeepLast\(level='half'\)"),
+        ([{"last": 1, "levl": "full"}], "did you mean 'level'"),
+        ([{"within": "soon"}], "KeepWithin: duration='soon'"),
+        ([{"disk_budget": "120%"}], "at most 100%"),
+        ([{"log_spaced": {"frist": 10}}], "did you mean 'first'"),
+        ([{"log_spaced": 10, "mode": "min"}], "no setting 'mode'"),
     ],
 )
 def test_keep_rules_that_are_none_are_refused(rules, text):
@@ -239,6 +282,11 @@ def test_keep_rules_that_are_none_are_refused(rules, text):
         ("best_metric=loss", "best_mode=max"),
         ("keep_last_n_checkpoints=-1", "~keep_best_n_checkpoints"),
         ("~keep_last_n_checkpoints", "~keep_best_n_checkpoints", "checkpoint.keep=[{every: 5}, {last: 1}]"),
+        (
+            "~keep_last_n_checkpoints",
+            "~keep_best_n_checkpoints",
+            "checkpoint.keep=[{log_spaced: {first: 10, factor: 2}}, {within: 2h, level: weights}, {disk_budget: 80%}]",
+        ),
     ],
 )
 def test_the_rules_of_a_stored_configuration_are_those_it_ran_with(overrides):

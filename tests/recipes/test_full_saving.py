@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from milepost import load_weights
-from milepost.errors import CheckpointExistsError, ConfigError
+from milepost.errors import CheckpointExistsError, CheckpointNotFoundError, ConfigError
 from milepost.recipes import full
 from milepost.recipes.config_files import load_config
 from milepost.storage.catalog import read_catalog
@@ -78,6 +78,31 @@ def test_case_08_the_best_and_the_newest_are_kept(tmp_path, monkeypatch):
     run(tmp_path / "run", max_steps=4, save_every_n_train_steps=1, validate_every_n_train_steps=1, **changes)
     found = {c.step: c.metrics["val_loss"] for c in read_catalog(tmp_path / "run").checkpoints}
     assert found == {2: 0.1, 3: 0.4, 4: 0.6}
+
+
+def test_case_13_and_14_the_best_stays_as_weights_across_a_resume_and_scores_that_are_no_numbers(tmp_path, monkeypatch):
+    scores = iter([float("nan"), 0.1, float("nan"), 0.4, 0.3])
+    monkeypatch.setattr(full, "validation_loss", lambda *arguments: next(scores))
+    keep = [{"last": 1}, {"best": 1, "metric": "val_loss", "level": "weights"}]
+    changes = {"save_every_n_train_steps": 1, "validate_every_n_train_steps": 1, "checkpoint__keep": keep}
+    run(tmp_path / "run", max_steps=3, lr_scheduler__name="constant", **changes)
+    run(tmp_path / "run", max_steps=5, lr_scheduler__name="constant", **changes)
+    found = read_catalog(tmp_path / "run").checkpoints
+    assert {each.step: each.level.value for each in found} == {2: "weights", 5: "full"}
+    assert (tmp_path / "run" / "best").resolve().name == "step_2"
+    with pytest.raises(CheckpointNotFoundError, match="holds weights only"):
+        run(tmp_path / "other", resume=str(tmp_path / "run" / "best"), max_steps=9)
+    assert run(tmp_path / "other", resume=str(tmp_path / "run" / "latest"), max_steps=5, **changes) == 0
+
+
+def test_a_disk_budget_and_a_grace_come_from_the_configuration(tmp_path):
+    run(tmp_path / "one", max_steps=2, **PLAIN)
+    size = read_catalog(tmp_path / "one").checkpoints[-1].size
+    keep = [{"disk_budget": 4 * size}]
+    run(tmp_path / "run", **{**PLAIN, "save_every_n_train_steps": 1}, checkpoint={"keep": keep, "trash_grace": "1h"})
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file() and path.name != "metrics.jsonl"]
+    assert sum(path.lstat().st_size for path in files if not path.is_symlink()) <= 4 * size
+    assert saved_steps(tmp_path / "run")[-1] == 12
 
 
 def test_case_09_a_folder_that_an_older_run_used_is_refused_for_a_fresh_one(tmp_path):
@@ -159,7 +184,7 @@ def test_case_34_names_that_are_not_quite_a_checkpoints_are_left_alone(tmp_path)
     changes = {**PLAIN, "keep_last_n_checkpoints": 1}
     run(tmp_path / "run", max_steps=6, **changes)
     assert {path.name for path in (tmp_path / "run").iterdir() if path.name[0] != "."} == {
-        "step_6", "metrics.jsonl", "step_4_backup", "step_04", "epoch_1", "step_7",
+        "latest", "step_6", "metrics.jsonl", "step_4_backup", "step_04", "epoch_1", "step_7",
     }  # fmt: skip
 
 

@@ -127,7 +127,7 @@ def test_a_full_disk_is_tried_once_more_with_an_empty_trash(tmp_path: Path) -> N
     save(tmp_path, 2)
     save(tmp_path, 3)
     backend = QuotaBackend(tmp_path, 0)
-    backend.quota = -backend.free_bytes(tmp_path) + 100
+    backend.quota = -backend.free_bytes(tmp_path) + 500
     prune(run, backend, [checkpoint for checkpoint in read_catalog(tmp_path).checkpoints if checkpoint.step == 2])
     save(tmp_path, 4, backend)
     assert steps(tmp_path) == [3, 4]

@@ -17,7 +17,9 @@ from milepost.storage.backend import Backend
 from milepost.storage.catalog import read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.layout import MANIFEST, RunFolder
+from milepost.storage.levels import demote
 from milepost.storage.sweep import prune, recover, release_superseded, supersede, superseded_serial, sweep_trash
+from milepost.storage.trash import discard, read_trash, undelete
 from tests.faults import FaultyBackend, Killed, UnsyncedBackend
 from tests.power import PowerModel, Tree, materialise
 from tests.storage.samples import OTHER_RUN, assert_sound, assert_whole, debris, save
@@ -53,6 +55,15 @@ def _record_metrics(folder: Path, backend: Backend) -> None:
     rewrite_manifest(backend, folder / "step_2", lambda manifest: replace(manifest, metrics={"loss": 0.5}))
 
 
+def _demote(folder: Path, backend: Backend) -> None:
+    demote(RunFolder(folder), backend, read_catalog(folder).checkpoints[0])
+
+
+def _undelete(folder: Path, backend: Backend) -> None:
+    discard(RunFolder(folder), backend, [(read_catalog(folder).checkpoints[0], "a rule")], now=1.0, grace=2.0**40)
+    undelete(RunFolder(folder), backend, 2, now=2.0)
+
+
 # What is there before, what is done, and the steps that must be whole whatever happens.
 STORIES: dict[str, tuple[list[dict[str, object]], Callable[[Path, Backend], None], list[int]]] = {
     "commit": ([{"step": 2}], _commit, [2]),
@@ -62,6 +73,8 @@ STORIES: dict[str, tuple[list[dict[str, object]], Callable[[Path, Backend], None
     "prune": ([{"step": 2}, {"step": 4}, {"step": 6}], _prune, [2]),
     "rewind": ([{"step": 2}, {"step": 4}, {"step": 6}], _rewind, [2]),
     "record metrics": ([{"step": 2}], _record_metrics, [2]),
+    "demote": ([{"step": 2}, {"step": 4}], _demote, [4]),
+    "undelete": ([{"step": 2}, {"step": 4}], _undelete, [4]),
 }
 
 
@@ -127,8 +140,10 @@ def test_after_a_failed_operation_and_a_power_failure_the_older_checkpoint_is_wh
         (lambda folder, backend: prune(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:]), [2]),
         (lambda folder, backend: supersede(RunFolder(folder), backend, read_catalog(folder).checkpoints[1:]), [2]),
         (_record_metrics, [2, 3]),
+        (_demote, [2, 3]),
+        (_undelete, [2, 3]),
     ],
-    ids=["a commit", "pruning", "a rewind", "a late score"],
+    ids=["a commit", "pruning", "a rewind", "a late score", "a demotion", "an undeletion"],
 )
 def test_what_has_returned_survives_a_power_failure(tmp_path: Path, action: Any, left: list[int]) -> None:
     model = PowerModel(_prepared(tmp_path, [{"step": 2}, {"step": 3}]))
@@ -142,6 +157,7 @@ def test_what_has_returned_survives_a_power_failure(tmp_path: Path, action: Any,
         assert [checkpoint.step for checkpoint in catalog.checkpoints] == left
         assert superseded_serial(RunFolder(tmp_path / str(number))) == superseded_serial(RunFolder(model.root))
         assert catalog.checkpoints[0].metrics == ({"loss": 0.5} if action is _record_metrics else {})
+        assert catalog.checkpoints[0].resumable is (action is not _demote)
 
 
 def test_the_model_loses_what_was_not_synced(tmp_path: Path) -> None:
@@ -174,10 +190,13 @@ def _likeness(tree: Tree) -> object:
     def shape(tree: Tree) -> object:
         return tuple((re.sub(r"-[0-9a-f]{8}$", "", name), content(name, node)) for name, node in tree.items())
 
-    def content(name: str, node: Tree | bytes) -> object:
+    def content(name: str, node: Tree | bytes | str) -> object:
         if isinstance(node, dict):
             return () if ".staging-" in name else shape(node)
-        return node.endswith(b"\n") if name == MANIFEST else node
+        if name in (MANIFEST, "log.jsonl"):
+            assert isinstance(node, bytes)
+            return node.endswith(b"\n")
+        return node
 
     return shape(tree)
 
@@ -189,7 +208,8 @@ def _check(tree: Tree, folder: Path, survivors: list[int]) -> None:
     assert catalog.at(survivors[0]) is not None
     recover(RunFolder(folder), UnsyncedBackend())
     assert_sound(folder)
-    assert [name for name in debris(folder) if name != ".superseded" and ".displaced-" not in name] == []
+    left = [name for name in debris(folder) if name not in (".superseded", ".trash") and ".displaced-" not in name]
+    assert left == [] and all(entry.until is not None for entry in read_trash(RunFolder(folder)))
     for step in survivors:
         assert_whole(folder, step)
     shutil.rmtree(folder)

@@ -7,11 +7,17 @@ from typing import Annotated
 import typer
 
 from milepost.cli.configs import configs
+from milepost.cli.demote import demote
+from milepost.cli.log import log
 from milepost.cli.ls import ls
+from milepost.cli.pin import pin, unpin
+from milepost.cli.prune import prune
 from milepost.cli.run import run
 from milepost.cli.show import show
+from milepost.cli.undelete import undelete
 from milepost.cli.validate import validate
 from milepost.cli.verify import verify
+from milepost.cli.why import why
 
 app = typer.Typer(
     name="milepost",
@@ -27,7 +33,14 @@ app.add_typer(configs, name="configs")
 app.command()(validate)
 app.command()(ls)
 app.command()(show)
+app.command()(why)
 app.command()(verify)
+app.command()(prune)
+app.command()(pin)
+app.command()(unpin)
+app.command()(demote)
+app.command()(undelete)
+app.command()(log)
 
 
 def _print_version(asked: bool) -> None:

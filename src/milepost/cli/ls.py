@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,10 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from milepost.cli.reporting import age, existing_run, jsonable, print_json, reports_errors, score
+from milepost.cli.retention import plan_of, stored_rules
 from milepost.cli.table import table
 from milepost.quantities import format_size
-from milepost.records import Checkpoint
 from milepost.storage.catalog import Catalog, read_catalog
+from milepost.storage.layout import RunFolder
+from milepost.storage.trash import Trashed, read_trash
 
 
 @reports_errors
@@ -26,47 +30,26 @@ def ls(
     """
     folder = existing_run(run_dir)
     catalog = read_catalog(folder)
-    why = _reasons(catalog)
+    why = _reasons(folder, catalog)
+    trash = read_trash(RunFolder(folder))
     if as_json:
-        print_json(_as_json(catalog, why))
-    elif not (catalog.checkpoints or catalog.damaged or catalog.ignored):
+        print_json({**_as_json(catalog, why), "trash": [_trashed(entry) for entry in trash]})
+    elif not (catalog.checkpoints or catalog.damaged or catalog.ignored or trash):
         typer.echo(f"{folder} has no checkpoints.")
     else:
         _print_table(folder, catalog, why)
+        _print_trash(trash)
 
 
-def _reasons(catalog: Catalog) -> dict[str, tuple[str, ...]]:
+def _reasons(folder: Path, catalog: Catalog) -> dict[str, tuple[str, ...]]:
     """Why each checkpoint is kept, by the rules of the newest one's stored configuration, if it has one."""
-    from milepost.policy.retention import Facts, plan_retention
-
-    newest = catalog.newest
-    if newest is None:
-        return {}
-    rules = _stored_rules(newest)
-    plan = plan_retention(catalog.checkpoints, rules or (), Facts(run_id=newest.run_id))
+    rules = stored_rules(catalog.newest)
+    plan = plan_of(folder, rules or ())
     unknown = ("no rule: all are kept",)
     return {
         decision.checkpoint.id: () if rules is None and decision.reasons == unknown else decision.reasons
         for decision in plan.decisions
     }
-
-
-def _stored_rules(newest: Checkpoint) -> Sequence[Any] | None:
-    import yaml
-
-    from milepost.errors import MilepostError
-    from milepost.recipes.rules import stored_keep_rules
-    from milepost.storage.manifest import read_manifest
-    from milepost.storage.reader import read_text
-
-    if newest.config is None:
-        return None
-    try:
-        values = yaml.safe_load(read_text(newest.path, newest.config, read_manifest(newest.path)))
-        return stored_keep_rules(values) if isinstance(values, dict) else None
-    except (MilepostError, OSError, KeyError, ValueError, yaml.YAMLError):
-        # A listing is no place to fail over a file beside the weights; `verify` names it.
-        return None
 
 
 def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]) -> None:
@@ -79,7 +62,7 @@ def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]
             format_size(checkpoint.size),
             checkpoint.level.value,
             *(score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics),
-            "; ".join(why[checkpoint.id]),
+            "; ".join(why.get(checkpoint.id, ())),
         )
         for checkpoint in catalog.checkpoints
     ]
@@ -96,6 +79,26 @@ def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]
     typer.echo("\n".join(lines))
 
 
+def _print_trash(trash: Sequence[Trashed]) -> None:
+    if trash:
+        size = format_size(sum(entry.size for entry in trash))
+        names = ", ".join(f"step_{entry.step}" for entry in trash[-8:])
+        more = f"the last {min(len(trash), 8)} of {len(trash)}: " if len(trash) > 8 else ""
+        width = shutil.get_terminal_size().columns
+        typer.echo(textwrap.fill(f"in the trash: {size}, {more}{names}", width, break_on_hyphens=False))
+
+
+def _trashed(entry: Trashed) -> dict[str, Any]:
+    return {
+        "step": entry.step,
+        "path": str(entry.path),
+        "size": entry.size,
+        "since": entry.since,
+        "until": entry.until,
+        "why": entry.why,
+    }
+
+
 def _as_json(catalog: Catalog, why: dict[str, tuple[str, ...]]) -> dict[str, Any]:
     return {
         "checkpoints": [
@@ -108,7 +111,7 @@ def _as_json(catalog: Catalog, why: dict[str, tuple[str, ...]]) -> dict[str, Any
                 "level": checkpoint.level.value,
                 "metrics": {name: jsonable(value) for name, value in checkpoint.metrics.items()},
                 "saved_because": list(checkpoint.reasons),
-                "kept_because": list(why[checkpoint.id]),
+                "kept_because": list(why.get(checkpoint.id, ())),
                 "pinned": checkpoint.pinned,
                 "serial": checkpoint.serial,
                 "run_id": checkpoint.run_id,

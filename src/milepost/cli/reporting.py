@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 
 from milepost.errors import CheckpointNotFoundError, ConfigError, MilepostError
+from milepost.quantities import format_duration
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,11 +74,7 @@ def existing_run(folder: Path) -> Path:
 
 def age(created: float) -> str:
     """Time since a moment (seconds since 1970), in its largest unit: ``3 h``."""
-    seconds = max(0.0, time.time() - created)
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s"
+    return format_duration(max(0.0, time.time() - created))
 
 
 def score(value: float) -> str:

@@ -7,6 +7,8 @@ import numbers
 import operator
 from typing import Any
 
+from milepost.records import Level
+
 
 def whole(rule: str, name: str, value: Any, least: int) -> int:
     """``value`` as an int of at least ``least``; NumPy's integers are welcome, bools are not.
@@ -39,3 +41,8 @@ def one_of(rule: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{rule}({name}={value!r}): {name} must be one of {', '.join(map(repr, choices))}")
     return str(value)
+
+
+def level_argument(rule: str, value: Any) -> Level:
+    """``value`` as a level. Raises ValueError naming rule and value."""
+    return Level(one_of(rule, "level", value, tuple(level.value for level in Level)))

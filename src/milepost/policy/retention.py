@@ -5,33 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal
 
-from milepost.policy.arguments import one_of, whole
-from milepost.records import Checkpoint
+from milepost.policy.arguments import level_argument, one_of, whole
+from milepost.policy.budget import DiskBudget, DiskLimit, fit
+from milepost.policy.plan import Decision, Facts, KeepRule, RetentionPlan
+from milepost.records import Checkpoint, Level
+
+__all__ = [
+    "Decision",
+    "DiskBudget",
+    "Facts",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLast",
+    "KeepRule",
+    "RetentionPlan",
+    "best",
+    "is_usable",
+    "keep_last_rule",
+    "plan_retention",
+    "ranked",
+    "without_a_number",
+]
 
 Mode = Literal["min", "max"]
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What rules may know beside the catalog.
-
-    ``resumed_from`` is the id of the checkpoint this process went on from, as long as it must stay. ``now`` is in
-    seconds since 1970 (UTC).
-    """
-
-    run_id: str | None = None
-    resumed_from: str | None = None
-    now: float = 0.0
-
-
-@runtime_checkable
-class KeepRule(Protocol):
-    """Anything that can say which checkpoints it wants to be kept."""
-
-    def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
-        """Short reasons by serial, for checkpoints of this run in commit order; the others it does not want."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +37,17 @@ class KeepLast:
     """The ``n`` checkpoints committed last."""
 
     n: int
+    level: Level | str = Level.FULL
+    has_newest: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", whole("KeepLast", "n", self.n, 1))
+        object.__setattr__(self, "level", level_argument("KeepLast", self.level))
+
+    @property
+    def most(self) -> int:
+        """The largest number that it wants."""
+        return self.n
 
     def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
         """The end of the list."""
@@ -59,12 +65,19 @@ class KeepBest:
     n: int
     metric: str
     mode: Mode = "min"
+    level: Level | str = Level.FULL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n", whole("KeepBest", "n", self.n, 1))
         if not isinstance(self.metric, str) or not self.metric:
             raise TypeError(f"KeepBest(metric={self.metric!r}): metric must be the name of a score")
         one_of("KeepBest", "mode", self.mode, ("min", "max"))
+        object.__setattr__(self, "level", level_argument("KeepBest", self.level))
+
+    @property
+    def most(self) -> int:
+        """The largest number that it wants."""
+        return self.n
 
     def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
         """The best first."""
@@ -82,9 +95,11 @@ class KeepEvery:
     """Every checkpoint whose step is a multiple of ``n_steps``, for ever."""
 
     n_steps: int
+    level: Level | str = Level.FULL
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "n_steps", whole("KeepEvery", "n_steps", self.n_steps, 1))
+        object.__setattr__(self, "level", level_argument("KeepEvery", self.level))
 
     def reasons_to_keep(self, checkpoints: Sequence[Checkpoint], facts: Facts) -> Mapping[int, str]:
         """Multiples, whatever their number."""
@@ -92,58 +107,21 @@ class KeepEvery:
         return {checkpoint.serial: reason for checkpoint in checkpoints if checkpoint.step % self.n_steps == 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """One checkpoint and why it is kept; no reason means that it is to be pruned."""
-
-    checkpoint: Checkpoint
-    reasons: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RetentionPlan:
-    """What is to become of each checkpoint, in commit order. Printing it is the dry run."""
-
-    decisions: tuple[Decision, ...]
-
-    @property
-    def keep(self) -> tuple[Checkpoint, ...]:
-        """Those that stay."""
-        return tuple(decision.checkpoint for decision in self.decisions if decision.reasons)
-
-    @property
-    def prune(self) -> tuple[Checkpoint, ...]:
-        """Those that nothing wants."""
-        return tuple(decision.checkpoint for decision in self.decisions if not decision.reasons)
-
-    def reasons(self, checkpoint: Checkpoint) -> tuple[str, ...]:
-        """Why a checkpoint stays; empty if it does not. Raises KeyError if the plan was not asked about it."""
-        for decision in self.decisions:
-            # Not by equality: a NaN among the metrics of a record that was read again differs from itself.
-            if decision.checkpoint.id == checkpoint.id:
-                return decision.reasons
-        raise KeyError(f"{checkpoint.name} ({checkpoint.id}) is not in this plan")
-
-
 def plan_retention(checkpoints: Sequence[Checkpoint], rules: Sequence[KeepRule], facts: Facts) -> RetentionPlan:
-    """Ask every rule, and keep what any of them wants; without rules all are kept.
+    """Ask every rule, and keep what any of them wants, at the highest level that any wants; without rules keep all.
 
-    Whatever the rules say, these stay: the newest, the one resumed from, pinned ones, and those of another run.
-    Raises TypeError naming a rule whose answer is not a mapping.
+    Whatever the rules say, these stay, at the level they have: the newest, the newest that can be resumed, the one
+    resumed from, pinned ones, and those of another run. Raises TypeError naming a rule whose answer is not a mapping.
     """
     catalog = sorted(checkpoints, key=_commit_order)
     # A tuple, since a rule that sorted a list in place would change which one is the newest.
     own = tuple(checkpoint for checkpoint in catalog if facts.run_id in (None, checkpoint.run_id))
-    wanted = [_answer(rule, own, facts) for rule in rules]
-    decisions = []
-    for checkpoint in catalog:
-        mine = facts.run_id in (None, checkpoint.run_id)
-        reasons = _unconditional(checkpoint, catalog[-1], own[-1] if own else None, facts)
-        reasons += [answer[checkpoint.serial] for answer in wanted if mine and checkpoint.serial in answer]
-        if not rules and not reasons:
-            reasons.append("no rule: all are kept")
-        decisions.append(Decision(checkpoint, tuple(reasons)))
-    return RetentionPlan(tuple(decisions))
+    limits = [rule for rule in rules if isinstance(rule, DiskLimit)]
+    asked = [rule for rule in rules if rule not in limits] or list(rules)
+    answers = [(rule, _answer(rule, own, facts)) for rule in asked]
+    bound = _bound(catalog, own, facts)
+    decisions = [_decide(checkpoint, bound.get(id(checkpoint), []), answers, facts) for checkpoint in catalog]
+    return fit(decisions, limits, facts)
 
 
 def keep_last_rule(value: object) -> KeepLast | None:
@@ -202,14 +180,54 @@ def _answer(rule: KeepRule, own: Sequence[Checkpoint], facts: Facts) -> Mapping[
     return answer
 
 
-def _unconditional(checkpoint: Checkpoint, newest: Checkpoint, own: Checkpoint | None, facts: Facts) -> list[str]:
-    reasons = []
-    if checkpoint is newest or checkpoint is own:
-        reasons.append("newest")
-    if checkpoint.pinned:
-        reasons.append("pinned")
-    if facts.resumed_from is not None and checkpoint.id == facts.resumed_from:
-        reasons.append("resumed from")
-    if facts.run_id not in (None, checkpoint.run_id):
-        reasons.append("written by another run")
-    return reasons
+def _decide(
+    checkpoint: Checkpoint,
+    bound: list[str],
+    answers: Sequence[tuple[KeepRule, Mapping[int, str]]],
+    facts: Facts,
+) -> Decision:
+    mine = facts.run_id in (None, checkpoint.run_id)
+    wanting = [(rule, answer[checkpoint.serial]) for rule, answer in answers if mine and checkpoint.serial in answer]
+    levels = [Level(getattr(rule, "level", Level.FULL)) for rule, _ in wanting]
+    if bound or not answers:
+        levels = [checkpoint.level]
+    level = min(max(levels, key=_rank, default=checkpoint.level), checkpoint.level, key=_rank)
+    reasons = bound + [_reason(rule, text) for rule, text in wanting]
+    if not answers and not reasons:
+        reasons = ["no rule: all are kept"]
+    # What a rule for the best wants is claimed more strongly than by all others together.
+    claim = len(wanting) + len(answers) * any(isinstance(rule, KeepBest) for rule, _ in wanting)
+    lower = level is not checkpoint.level
+    against = "" if reasons and not lower else "no rule wants more than its weights" if lower else "no rule keeps it"
+    return Decision(checkpoint, tuple(reasons), level, against, bool(bound), claim)
+
+
+def _reason(rule: KeepRule, text: str) -> str:
+    level = Level(getattr(rule, "level", Level.FULL))
+    return text if level is Level.FULL else f"{text}, {level.value}"
+
+
+def _rank(level: Level) -> int:
+    return level.rank
+
+
+def _bound(catalog: Sequence[Checkpoint], own: Sequence[Checkpoint], facts: Facts) -> dict[int, list[str]]:
+    """Why each checkpoint that must stay has to, by the identity of its record."""
+    newest = {id(each) for each in (*catalog[-1:], *own[-1:])}
+    to_resume = {
+        id(each)
+        for group in (catalog, own)
+        for each in [full for full in group if full.resumable][-1:]
+        if id(each) not in newest
+    }
+    bound = {}
+    for checkpoint in catalog:
+        checks = {
+            "newest": id(checkpoint) in newest,
+            "newest that can be resumed": id(checkpoint) in to_resume,
+            "pinned": checkpoint.pinned,
+            "resumed from": facts.resumed_from is not None and checkpoint.id == facts.resumed_from,
+            "written by another run": facts.run_id not in (None, checkpoint.run_id),
+        }
+        bound[id(checkpoint)] = [reason for reason, holds in checks.items() if holds]
+    return bound

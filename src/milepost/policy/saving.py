@@ -6,19 +6,14 @@ due is what was reached or passed since the moment before.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from milepost.policy.arguments import positive, whole
+from milepost.policy.series import log_series, series_arguments
 from milepost.records import Moment
-
-# Together these keep a series short enough to be made once and looked up at every step.
-_SMALLEST_FACTOR = 1.001
-_FAR_AWAY = 10**15
 
 
 @runtime_checkable
@@ -92,32 +87,22 @@ class LogSpaced:
     factor: float = 2.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "first", whole("LogSpaced", "first", self.first, 1))
-        object.__setattr__(self, "factor", positive("LogSpaced", "factor", self.factor, above=1.0))
-        if self.factor < _SMALLEST_FACTOR:
-            raise ValueError(f"LogSpaced(factor={self.factor!r}): factor must be at least {_SMALLEST_FACTOR}")
+        first, factor = series_arguments("LogSpaced", self.first, self.factor)
+        object.__setattr__(self, "first", first)
+        object.__setattr__(self, "factor", factor)
 
     def reason_to_save(self, moment: Moment) -> str | None:
         """Due when a step of the series was reached or passed."""
         if moment.step < self.first:
             return None
-        series = _series(self.first, self.factor)
+        series = log_series(self.first, self.factor)
         reached = series[bisect_right(series, moment.step) - 1]
         return f"log-spaced step {reached}" if reached > moment.previous_step else None
 
     def steps_after(self, step: int) -> Iterator[int]:
         """The steps at which it is due after ``step``."""
-        series = _series(self.first, self.factor)
+        series = log_series(self.first, self.factor)
         return iter(series[bisect_right(series, step) :])
-
-
-@lru_cache(maxsize=64)
-def _series(first: int, factor: float) -> tuple[int, ...]:
-    series = [first]
-    # Compared before it is rounded: a large factor leads to infinity, which has no whole number.
-    while series[-1] < _FAR_AWAY and (grown := series[-1] * factor) <= _FAR_AWAY:
-        series.append(max(series[-1] + 1, math.ceil(grown)))
-    return tuple(series)
 
 
 @dataclass(frozen=True, slots=True)

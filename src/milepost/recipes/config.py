@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from milepost.policy.retention import KeepBest, KeepRule, keep_last_rule
 from milepost.policy.saving import EverySteps, SaveSchedule
-from milepost.quantities import parse_size
+from milepost.quantities import parse_duration, parse_size
 from milepost.recipes.optimizer_settings import check_optimizer
 from milepost.recipes.rules import keep_rules, schedules
 from milepost.recipes.spelling import nearest
@@ -171,10 +171,14 @@ class CheckpointConfig(Section):
     when_busy: Literal["wait", "skip"] = Field("wait", description="a save that is due while another is written")
     verify: Literal["digests", "sizes"] = Field("digests", description="what a resume checks")
     max_shard_size: str | Whole = Field("5GB", description="the largest weight file")
+    trash_grace: str | Annotated[float, Field(ge=0)] | Annotated[int, Field(ge=0)] = Field(
+        0, description="how long what is pruned can be brought back: seconds, or a text such as 2h"
+    )
 
     @model_validator(mode="after")
     def _rules(self) -> CheckpointConfig:
         parse_size(self.max_shard_size, "max_shard_size")
+        parse_duration(self.trash_grace, "trash_grace")
         schedules(self.save or [], "checkpoint.save")
         keep_rules(self.keep or [], "checkpoint.keep")
         return self

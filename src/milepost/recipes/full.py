@@ -40,6 +40,7 @@ from milepost.recipes.origins import Origin, check_run_folder, check_settings, f
 from milepost.recipes.positions import DataPosition
 from milepost.recipes.preparation import PreparedData, prepare_data
 from milepost.recipes.progress import ProgressReport
+from milepost.recipes.rules import spell_keep_rule
 from milepost.recipes.schedules import PlannedRates, RatePlan, check_budget
 from milepost.recipes.seeding import choose_device, deterministic_kernels, seed_everything
 from milepost.records import Moment, TextAsset
@@ -153,6 +154,7 @@ class FullFineTuning:
             when_busy=config.checkpoint.when_busy,
             verify=config.checkpoint.verify,
             max_shard_size=config.checkpoint.max_shard_size,
+            trash_grace=config.checkpoint.trash_grace,
         )
         wanted = "jsonl" in config.metric_loggers
         self.loggers: list[MetricLogger] = [JsonLinesLogger(self.checkpoints.folder)] if wanted else []
@@ -269,7 +271,7 @@ class FullFineTuning:
 
     def _prospect(self, step: int) -> str:
         begins = "begins" if step == 0 else f"goes on after step {step:,}"
-        rules = ", ".join(str(rule) for rule in self.config.keep_rules()) or "all"
+        rules = "; ".join(map(spell_keep_rule, self.config.keep_rules())) or "all"
         return (
             f"{begins}; the next save is at step {self._next_save(step):,}, and one at the last step always; keeps "
             f"{rules}; in {self.checkpoints.folder}"

@@ -25,6 +25,7 @@ from milepost.storage.backend import LocalBackend
 from milepost.storage.catalog import find_checkpoint, read_catalog
 from milepost.storage.layout import STATE_TREE, is_reserved
 from milepost.storage.manifest import Manifest, read_manifest
+from milepost.storage.pointers import follow
 from milepost.storage.reader import read_text
 from milepost.storage.reading import Reading
 from milepost.storage.run import open_run
@@ -117,7 +118,8 @@ def check_run_folder(folder: Path) -> None:
 def _elsewhere(folder: Path, path: Path) -> Origin | None:
     if not path.exists():
         raise CheckpointNotFoundError(f"resume: {path} does not exist. Name a step_N folder, or a run's.", path=path)
-    inside = path.resolve().parent == folder.resolve()
+    path = follow(path)
+    inside = path.parent == folder.resolve()
     if not inside and (found := read_catalog(folder).newest) is not None:
         raise CheckpointExistsError(
             f"{folder} already holds checkpoints (the newest is {found.name}), so a run from {path} cannot start in "
@@ -142,6 +144,13 @@ def _first_readable(candidates: Sequence[Checkpoint]) -> Origin | None:
 
 
 def _read(checkpoint: Checkpoint, manifest: Manifest) -> Origin:
+    if not checkpoint.resumable:
+        raise CheckpointNotFoundError(
+            f"resume: {checkpoint.path} holds weights only, and a run cannot be resumed from those. Choose a full "
+            "checkpoint; or set model.path to that folder, in another output_dir, to start from its weights.",
+            path=checkpoint.path,
+            step=checkpoint.step,
+        )
     beside = {name: record for name, record in manifest.files.items() if not is_reserved(name)}
     Reading(checkpoint.path, beside, digests=True, rest=True).read({})
     tree: Any = json.loads(read_text(checkpoint.path, STATE_TREE, manifest)) if STATE_TREE in manifest.files else {}

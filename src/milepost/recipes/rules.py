@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from milepost.errors import ConfigError
-from milepost.policy.retention import KeepBest, KeepEvery, KeepLast, KeepRule, keep_last_rule
+from milepost.policy.retention import DiskBudget, KeepBest, KeepEvery, KeepLast, KeepRule, keep_last_rule
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced, SaveSchedule
+from milepost.policy.spread import KeepLogSpaced, KeepWithin
 from milepost.recipes.spelling import nearest
 
 T = TypeVar("T")
@@ -21,11 +22,21 @@ _SCHEDULES: dict[str, Callable[[Any], SaveSchedule]] = {
     "first": lambda value: _flag(value, "first", First),
 }
 _KEEPERS: dict[str, Callable[[Any, Mapping[str, Any]], KeepRule]] = {
-    "last": lambda value, rest: KeepLast(value),
+    "last": lambda value, rest: KeepLast(value, **rest),
     "best": lambda value, rest: KeepBest(value, **rest),
-    "every": lambda value, rest: KeepEvery(value),
+    "every": lambda value, rest: KeepEvery(value, **rest),
+    "log_spaced": lambda value, rest: KeepLogSpaced(**_series(value, rest)),
+    "within": lambda value, rest: KeepWithin(value, **rest),
+    "disk_budget": lambda value, rest: DiskBudget(value, **rest),
 }
-_KEEPER_SETTINGS = {"last": (), "best": ("metric", "mode"), "every": ()}
+_KEEPER_SETTINGS: dict[str, tuple[str, ...]] = {
+    "last": ("level",),
+    "best": ("metric", "mode", "level"),
+    "every": ("level",),
+    "log_spaced": ("factor", "level"),
+    "within": ("level",),
+    "disk_budget": ("level",),
+}
 
 
 def schedules(rules: Any, key: str) -> list[SaveSchedule]:
@@ -44,6 +55,64 @@ def keep_rules(rules: Any, key: str) -> list[KeepRule]:
     if not isinstance(rules, Sequence) or isinstance(rules, str):
         raise ConfigError(f"{key}: {rules!r} must be a list of rules such as [{{last: 2}}]", key=key, value=rules)
     return [_keeper(item, f"{key}[{at}]") for at, item in enumerate(rules)]
+
+
+def keep_rules_from_texts(texts: Sequence[str], key: str) -> list[KeepRule]:
+    """Keep rules as a command line spells them: ``last=2``, ``best=1,metric=val_loss``, ``log_spaced=10,factor=2``.
+
+    Raises ConfigError naming ``key`` and the rule.
+    """
+    return [_keeper(_read_text(text, key), key) for text in texts]
+
+
+def spell_keep_rule(rule: KeepRule) -> str:
+    """A rule as a command line spells it; one of somebody's own as Python shows it."""
+    for kind, name, first in _SPELLINGS:
+        if type(rule) is kind:
+            rest = {other: getattr(rule, other) for other in _KEEPER_SETTINGS[name]}
+            shown = {other: value for other, value in rest.items() if (other, value) not in _UNSAID}
+            return ",".join(f"{key}={_spelled(value)}" for key, value in {name: getattr(rule, first), **shown}.items())
+    return repr(rule)
+
+
+def _spelled(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).replace(" ", "")
+
+
+_UNSAID = (("level", "full"), ("mode", "min"))
+_SPELLINGS: tuple[tuple[type, str, str], ...] = (
+    (KeepLast, "last", "n"),
+    (KeepBest, "best", "n"),
+    (KeepEvery, "every", "n_steps"),
+    (KeepLogSpaced, "log_spaced", "first"),
+    (KeepWithin, "within", "duration"),
+    (DiskBudget, "disk_budget", "limit"),
+)
+
+
+def _read_text(text: str, key: str) -> dict[str, Any]:
+    item: dict[str, Any] = {}
+    for part in text.split(","):
+        name, sign, value = part.partition("=")
+        if not sign or not name.strip() or name.strip() in item:
+            raise ConfigError(f"{key}: {text!r} must be like last=2 or best=1,metric=val_loss", key=key, value=text)
+        item[name.strip()] = _number(value.strip())
+    return item
+
+
+def _number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _series(value: Any, rest: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {**_settings(value, "log_spaced", ("first", "factor")), **rest}
+    return {"first": value, **rest}
 
 
 def _schedule(item: Any, key: str) -> SaveSchedule:

@@ -14,6 +14,7 @@ from milepost.errors import DiskFullError
 from milepost.records import Checkpoint, Storable
 from milepost.storage.backend import Backend, WritableFile
 from milepost.storage.digests import FileRecord, chunk_digests
+from milepost.storage.edits import editing
 from milepost.storage.image import Content, Image, plan_image
 from milepost.storage.json_text import json_bytes
 from milepost.storage.layout import (
@@ -130,9 +131,10 @@ def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size:
         manifest = _manifest(draft, files, direct)
         _write(backend, staging / MANIFEST, encode(manifest))
         backend.sync_folder(staging)
-        aside = make_room(run, backend, final, draft.run_id)
-        # From here on the checkpoint exists: a reader sees it whole, and nothing below may undo it.
-        backend.rename(staging, final)
+        with editing(run):
+            aside = make_room(run, backend, final, draft.run_id)
+            # From here on the checkpoint exists: a reader sees it whole, and nothing below may undo it.
+            backend.rename(staging, final)
     except BaseException:
         if aside is not None:
             put_back(backend, aside, final)

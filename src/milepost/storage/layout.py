@@ -13,6 +13,7 @@ STATE_TREE = f"{TRAINING_STATE}/state.json"
 STATE_TENSORS = f"{TRAINING_STATE}/tensors"
 WEIGHTS = "model"
 WEIGHTS_INDEX = "model.safetensors.index.json"
+POINTERS = ("latest", "best")
 
 _ID = r"[0-9a-f]{8}"
 _STEP = re.compile(r"step_(0|[1-9][0-9]*)")
@@ -20,6 +21,7 @@ _STAGING = re.compile(rf"step_(0|[1-9][0-9]*)\.staging-{_ID}")
 _REPLACED = re.compile(rf"step_(0|[1-9][0-9]*)\.replaced-{_ID}")
 _ASIDE = re.compile(rf"step_(0|[1-9][0-9]*)\.(pruned|replaced|superseded)-{_ID}")
 _MANIFEST_DRAFT = re.compile(rf"{re.escape(MANIFEST)}\.{_ID}")
+_POINTER_DRAFT = re.compile(rf"({'|'.join(POINTERS)})\.{_ID}")
 _TENSOR_FILE = re.compile(r"(model|training_state/tensors)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _RESERVED = re.compile(rf"{re.escape(MANIFEST)}(\.{_ID})?|model.*\.safetensors.*|{TRAINING_STATE}(/.*)?")
 
@@ -70,6 +72,12 @@ def is_aside(name: str) -> bool:
     return _ASIDE.fullmatch(name) is not None
 
 
+def parse_aside(name: str) -> int | None:
+    """The step of a checkpoint on its way out, or None."""
+    match = _ASIDE.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def manifest_draft_name() -> str:
     """A fresh name for a changed manifest, until it is renamed over the old one."""
     return f"{MANIFEST}.{new_id()}"
@@ -78,6 +86,16 @@ def manifest_draft_name() -> str:
 def is_manifest_draft(name: str) -> bool:
     """Whether the name is one that ``manifest_draft_name`` gives."""
     return _MANIFEST_DRAFT.fullmatch(name) is not None
+
+
+def pointer_draft_name(name: str) -> str:
+    """A fresh name for a changed pointer, until it is renamed over the old one."""
+    return f"{name}.{new_id()}"
+
+
+def is_pointer_draft(name: str) -> bool:
+    """Whether the name is one that ``pointer_draft_name`` gives."""
+    return _POINTER_DRAFT.fullmatch(name) is not None
 
 
 def shard_names(stem: str, count: int) -> list[str]:
@@ -97,6 +115,11 @@ def is_state_tensors_file(name: str) -> bool:
     """Whether the name is a shard of the training state's tensors."""
     match = _TENSOR_FILE.fullmatch(name)
     return match is not None and match[1] == STATE_TENSORS
+
+
+def is_training_state(name: str) -> bool:
+    """Whether a listed file is a part of the training state."""
+    return name.startswith(f"{TRAINING_STATE}/")
 
 
 def is_reserved(name: str) -> bool:
@@ -126,6 +149,16 @@ class RunFolder:
     def lock(self) -> Path:
         """The file that a live manager holds locked."""
         return self.control / "lock"
+
+    @property
+    def edits(self) -> Path:
+        """The file that is held locked for the moment of a change to a committed checkpoint."""
+        return self.control / "edits"
+
+    @property
+    def log(self) -> Path:
+        """What became of checkpoints, one JSON object a line."""
+        return self.control / "log.jsonl"
 
     @property
     def trash(self) -> Path:

@@ -17,7 +17,7 @@ from milepost.errors import CorruptCheckpointError, UnsupportedFormatError
 from milepost.records import Checkpoint, Level
 from milepost.storage.digests import ALGORITHM, CHUNK, FileRecord, digest
 from milepost.storage.json_text import json_bytes
-from milepost.storage.layout import MANIFEST, is_safe_name
+from milepost.storage.layout import MANIFEST, is_safe_name, is_training_state
 
 FORMAT = "milepost"
 FORMAT_VERSION = "1.0"
@@ -74,6 +74,7 @@ class Manifest:
             reasons=self.reasons,
             pinned=self.pinned,
             config=self.config,
+            state_size=sum(record.size for name, record in self.files.items() if is_training_state(name)),
         )
 
 

@@ -12,24 +12,30 @@ import logging
 import math
 import os
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from milepost.errors import MilepostError
 from milepost.records import Checkpoint, Damaged
 from milepost.storage.backend import Backend
+from milepost.storage.edits import editing
 from milepost.storage.layout import (
     MANIFEST,
     RunFolder,
     aside_name,
     is_aside,
     is_manifest_draft,
+    is_pointer_draft,
     is_staging,
+    parse_aside,
     parse_replaced,
     parse_step,
     step_name,
 )
+from milepost.storage.log import Event, record, unexpired
 from milepost.storage.manifest import Manifest, read_manifest
+from milepost.storage.state_files import finish_demotion
 
 logger = logging.getLogger("milepost")
 
@@ -43,15 +49,17 @@ def ensure_folder(backend: Backend, path: Path) -> None:
         backend.sync_folder(path.parent)
 
 
-def prune(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint]) -> None:
-    """Take checkpoints out of the catalog durably, by moving them to the trash. Raises OSError."""
-    _move_all(run, backend, [checkpoint.path for checkpoint in checkpoints], run.trash, "pruned")
+def prune(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint], names: Sequence[str] = ()) -> None:
+    """Take checkpoints out of the catalog durably, by moving them to the trash, under ``names``. Raises OSError."""
+    folders = [checkpoint.path for checkpoint in checkpoints]
+    _move_all(run, backend, folders, run.trash, names or [aside_name(each.name, "pruned") for each in folders])
 
 
 def supersede(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint | Damaged]) -> None:
     """Move what a rewind leaves behind aside, unreadable ones and the newest first, durably. Raises OSError."""
     newest_first = sorted(checkpoints, key=lambda entry: -entry.serial if isinstance(entry, Checkpoint) else -math.inf)
-    _move_all(run, backend, [entry.path for entry in newest_first], run.superseded, "superseded")
+    folders = [entry.path for entry in newest_first]
+    _move_all(run, backend, folders, run.superseded, [aside_name(each.name, "superseded") for each in folders])
 
 
 def superseded_serial(run: RunFolder) -> int:
@@ -115,20 +123,53 @@ def settle_replaced(run: RunFolder, backend: Backend, name: str) -> None:
                 logger.warning("what had the name %s is not this run's, and is kept as %s", name, settled)
 
 
-def sweep_trash(run: RunFolder, backend: Backend) -> None:
-    """Give the trash's bytes back. What cannot be removed is named in a warning and tried again at the next sweep.
+def trashed(run: RunFolder) -> list[Path]:
+    """What lies in the trash and is Milepost's own; links and files with such names are not."""
+    return [
+        path
+        for path in _children(run.trash)
+        if is_aside(path.name) and parse_replaced(path.name) is None and not path.is_symlink() and path.is_dir()
+    ]
 
-    Raises OSError if the trash cannot be made durable first.
+
+def bytes_in(path: Path) -> int:
+    """What a sweep of this folder would give back: the files that its manifest lists, and that itself.
+
+    Without a manifest that can be read, all that is in it.
     """
-    doomed = [path for path in _children(run.trash) if is_aside(path.name) and parse_replaced(path.name) is None]
+    manifest = _manifest(path)
+    if manifest is None:
+        files = [Path(parent, name) for parent, _, names in os.walk(path) for name in names]
+    else:
+        files = [path / name for name in (*manifest.files, MANIFEST)]
+    sizes = 0
+    for file in files:
+        with contextlib.suppress(OSError):
+            sizes += file.lstat().st_size
+    return sizes
+
+
+def sweep_trash(run: RunFolder, backend: Backend, spare: Collection[str] = (), why: str = "") -> None:
+    """Give the trash's bytes back, but for the names to ``spare``; the log says what went, and ``why``.
+
+    What cannot be removed is named in a warning and tried again at the next sweep. Raises OSError if the trash cannot
+    be made durable first.
+    """
+    doomed = [path for path in trashed(run) if path.name not in spare]
     if doomed:
         # No byte goes before the move to the trash is durable: a power failure must not bring half a checkpoint back.
         _sync_moves(run, backend)
-    for path in doomed:
-        try:
-            _remove_checkpoint(backend, path)
-        except (OSError, MilepostError) as error:
-            logger.warning("%s could not be removed from the trash (%s); it is tried again later", path, error)
+    events = []
+    with editing(run):
+        for path in doomed:
+            size = bytes_in(path)
+            try:
+                _remove_checkpoint(backend, path)
+            except (OSError, MilepostError) as error:
+                logger.warning("%s could not be removed from the trash (%s); it is tried again later", path, error)
+            if not os.path.lexists(path):
+                events.append(Event(time.time(), "swept", parse_aside(path.name), why, size, path.name))
+        record(run, backend, events)
 
 
 def recover(run: RunFolder, backend: Backend) -> None:
@@ -136,12 +177,21 @@ def recover(run: RunFolder, backend: Backend) -> None:
 
     Call it with the run's lock held. Raises OSError.
     """
+    with editing(run):
+        _put_right(run, backend)
+
+
+def _put_right(run: RunFolder, backend: Backend) -> None:
     for path in _children(run.path):
         if is_staging(path.name) and not path.is_symlink():
             remove_tree(backend, path)
-        elif parse_step(path.name) is not None:
+        elif parse_step(path.name) is not None and not path.is_symlink():
             for draft in filter(_is_draft, _children(path)):
                 backend.remove_file(draft)
+            finish_demotion(backend, path)
+    for draft in _children(run.control):
+        if is_pointer_draft(draft.name) and (draft.is_symlink() or draft.is_file()):
+            backend.remove_file(draft)
     if replaced := _replaced(run):
         # What is seen here may not be durable yet: neither the move aside nor, with it, the replacement.
         _sync_moves(run, backend)
@@ -152,7 +202,7 @@ def recover(run: RunFolder, backend: Backend) -> None:
             backend.sync_folder(run.path)
         else:
             settle_replaced(run, backend, name)
-    sweep_trash(run, backend)
+    sweep_trash(run, backend, spare=unexpired(run, time.time()))
 
 
 def remove_tree(backend: Backend, path: Path) -> None:
@@ -167,8 +217,6 @@ def remove_tree(backend: Backend, path: Path) -> None:
 
 
 def _remove_checkpoint(backend: Backend, path: Path) -> None:
-    if path.is_symlink() or not path.is_dir():
-        return
     try:
         manifest = read_manifest(path)
     except FileNotFoundError:
@@ -200,13 +248,13 @@ def _remove_listed(backend: Backend, path: Path, name: str) -> None:
         backend.remove_file(file)
 
 
-def _move_all(run: RunFolder, backend: Backend, folders: Iterable[Path], to: Path, why: str) -> None:
+def _move_all(run: RunFolder, backend: Backend, folders: Sequence[Path], to: Path, names: Sequence[str]) -> None:
     moved = False
-    for folder in folders:
+    for folder, name in zip(folders, names, strict=True):
         if folder.parent != run.path:
             raise ValueError(f"{folder} is not a checkpoint of {run.path}")
         ensure_folder(backend, to)
-        backend.rename(folder, to / aside_name(folder.name, why))
+        backend.rename(folder, to / name)
         moved = True
     if moved:
         backend.sync_folder(to)

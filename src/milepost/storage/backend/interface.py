@@ -53,5 +53,11 @@ class Backend(Protocol):
     def remove_folder(self, path: Path) -> None:
         """Remove an empty folder."""
 
+    def append(self, path: Path, data: bytes) -> None:
+        """Add to the end of a file, made if absent, and return only when that survives a power failure."""
+
+    def link(self, path: Path, target: str) -> None:
+        """A new symbolic link with the text ``target``; FileExistsError if anything has that name."""
+
     def free_bytes(self, path: Path) -> int:
         """Bytes that can still be written on the path's file system."""

@@ -144,6 +144,22 @@ class LocalBackend:
         """Remove an empty folder."""
         os.rmdir(path)
 
+    def append(self, path: Path, data: bytes) -> None:
+        """Add to a file's end and force it to the disk."""
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(path, flags, 0o666)
+        try:
+            rest = memoryview(data)
+            while rest.nbytes:
+                rest = rest[os.write(descriptor, rest) :]
+            system.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def link(self, path: Path, target: str) -> None:
+        """A new symbolic link."""
+        os.symlink(target, path)
+
     def free_bytes(self, path: Path) -> int:
         """What an unprivileged writer may still use."""
         return shutil.disk_usage(path).free
