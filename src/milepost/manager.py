@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, SupportsIndex
 
+from milepost.asking import Asked, with_signals
 from milepost.assets import collect_assets
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
@@ -20,7 +21,6 @@ from milepost.quantities import own_value, parse_size, read_numbers, whole_numbe
 from milepost.records import Checkpoint, Moment
 from milepost.resumption import find_origin, refuse_used, rewind
 from milepost.saver import Constants, Saver
-from milepost.signals import SignalWatcher
 from milepost.snapshot.capture import capture
 from milepost.snapshot.restore import restore
 from milepost.snapshot.stateful import check_state
@@ -42,7 +42,8 @@ class CheckpointManager:
     list (empty keeps all), ``assets`` what is written beside the weights, ``config_name`` the name of the one among
     them that is the run's configuration. With ``background`` the state is copied at a save and written while training
     goes on; without, it is written from where it is before ``step`` returns. ``verify`` says what a resume checks.
-    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves.
+    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves (``OnSignal`` among the
+    schedules: others too).
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -66,7 +67,7 @@ class CheckpointManager:
         if verify not in ("digests", "sizes"):
             raise ValueError(f"verify={verify!r} must be 'digests' or 'sizes'")
         self._verify: VerifyLevel = verify
-        self._schedule = as_schedule(save)
+        self._schedule = with_signals(as_schedule(save), signals)
         rules = as_keep_rules(keep)
         self._state = state
         self._entries = check_state(state)
@@ -76,9 +77,7 @@ class CheckpointManager:
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules)
         self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
-        self._watcher = SignalWatcher()
-        if signals:
-            self._watcher.install()
+        self._asked = Asked(self._run, self._backend, self._schedule, ending=signals)
         self._step = 0
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
@@ -105,7 +104,7 @@ class CheckpointManager:
     @property
     def stop_signal(self) -> signal.Signals | None:
         """The signal that asked the run to end, if one did."""
-        return self._watcher.ending
+        return self._asked.ending
 
     def resume(self, source: str | SupportsIndex | Path = "auto", *, allow_missing: Iterable[str] = ()) -> int:
         """Restore the state and give the step that it belongs to: 0 for a fresh run; the next step is one more.
@@ -149,15 +148,15 @@ class CheckpointManager:
             self._saver.report()
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
-        reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
+        asked = self._asked.at(seconds)
+        moment = Moment(number, self._step, seconds, self._seconds, epoch_end, *asked)
+        reasons = reasons_to_save(self._schedule, moment)
         self._step, self._seconds, self._stepped = number, seconds, True
         self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
-        ending = self._watcher.ending
+        ending = self._asked.ending
         if ending is not None:
             reasons = (*reasons, ending.name)
-        if self._watcher.saving is not None:
-            reasons = (*reasons, self._watcher.take_saving())
         if reasons:
             self._save(reasons)
         if ending is not None:
@@ -224,14 +223,16 @@ class CheckpointManager:
         """
         if self._closed:
             return
+        saved = False
         try:
             self._saver.wait()
             if self._stepped and self._saver.saving(self._step) is None:
                 self._save(("the last step",))
             self._saver.wait()
+            saved = self._saver.saving(self._step) is not None
             self._saver.tell()
         finally:
-            self._release()
+            self._release(saved)
         self._saver.raise_failure()
 
     def __enter__(self) -> Self:
@@ -274,6 +275,7 @@ class CheckpointManager:
             epoch=self._epoch(),
             seconds=self._seconds,
         )
+        self._asked.answered_by(job)
         if not self._background:
             self._saver.raise_failure()
         return job
@@ -292,8 +294,8 @@ class CheckpointManager:
         if self._closed:
             raise MilepostError(f"{what} came after this CheckpointManager was closed; make a new one")
 
-    def _release(self) -> None:
+    def _release(self, saved: bool = False) -> None:
         self._closed = True
         self._saver.close()
-        self._watcher.restore()
+        self._asked.close(saved=saved)
         self._lock.release()

@@ -71,7 +71,8 @@ class Moment:
 
     ``previous_step`` is the step of the ``step()`` call before (or the resumed step, or 0). ``seconds`` is training
     time over the whole run, stops not counted, and ``previous_seconds`` its value one call earlier: both are stored
-    in checkpoints, so that a schedule sees the same series across restarts.
+    in checkpoints, so that a schedule sees the same series across restarts. ``signal`` is the name of a signal that
+    asked for a save since then, ``requests`` are the ids of requests to save that nobody has answered yet.
     """
 
     step: int
@@ -79,6 +80,8 @@ class Moment:
     seconds: float = 0.0
     previous_seconds: float = 0.0
     epoch_end: bool = False
+    signal: str | None = None
+    requests: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

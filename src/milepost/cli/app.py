@@ -9,6 +9,7 @@ import typer
 from milepost.cli.configs import configs
 from milepost.cli.ls import ls
 from milepost.cli.run import run
+from milepost.cli.save_now import save_now
 from milepost.cli.show import show
 from milepost.cli.validate import validate
 from milepost.cli.verify import verify
@@ -28,6 +29,7 @@ app.command()(validate)
 app.command()(ls)
 app.command()(show)
 app.command()(verify)
+app.command("save-now")(save_now)
 
 
 def _print_version(asked: bool) -> None:

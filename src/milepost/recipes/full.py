@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from milepost.data import PaddingCollator, ResumableLoader
 from milepost.manager import CheckpointManager
+from milepost.policy.asking import OnRequest
 from milepost.policy.saving import as_schedule, next_due
 from milepost.recipes.config import RecipeConfig
 from milepost.recipes.config_files import changed_keys, config_file_name, parse_config, resolved_yaml
@@ -144,7 +145,7 @@ class FullFineTuning:
         self.checkpoints = CheckpointManager(
             config.output_dir,
             self._state(),
-            save=config.save_schedules(),
+            save=[*config.save_schedules(), OnRequest()],
             keep=config.keep_rules(),
             assets=[model, data.tokenizer, TextAsset(config_file, resolved_yaml(config))],
             config_name=config_file,
