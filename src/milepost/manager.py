@@ -17,9 +17,9 @@ from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
-from milepost.quantities import own_value, parse_size, read_numbers, whole_number
+from milepost.quantities import epoch_of, own_value, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
-from milepost.resumption import find_origin, refuse_used, rewind
+from milepost.resumption import find_origin, refuse_used
 from milepost.saver import Constants, Saver
 from milepost.snapshot.capture import capture
 from milepost.snapshot.restore import restore
@@ -78,11 +78,11 @@ class CheckpointManager:
         self._keeper = Keeper(self._run, self._backend, rules)
         self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
         self._asked = Asked(self._run, self._backend, self._schedule, ending=signals)
-        self._step = 0
+        self._step, self._seconds = 0, 0.0
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
-        self._seconds = 0.0
+        self._healthy: bool | None = None
         self._clock_zero = time.monotonic()
         self._begun = self._stepped = self._closed = self._should_stop = False
 
@@ -109,8 +109,9 @@ class CheckpointManager:
     def resume(self, source: str | SupportsIndex | Path = "auto", *, allow_missing: Iterable[str] = ()) -> int:
         """Restore the state and give the step that it belongs to: 0 for a fresh run; the next step is one more.
 
-        ``source`` is ``"auto"`` (the newest good checkpoint, if there is any), a step of this folder (later ones are
-        put aside: a rewind), or the path of a checkpoint or another run's folder. ``allow_missing`` names entries of
+        ``source`` is ``"auto"`` (the newest good checkpoint, if there is any), ``"healthy"`` (the newest good one whose
+        training was sound) or a step of this folder (later ones are put aside: a rewind), or the path of a checkpoint
+        or another run's folder. ``allow_missing`` names entries of
         the state that may be in one of the two, checkpoint or live state, only.
 
         Raises CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, or IncompatibleStateError (all
@@ -126,32 +127,34 @@ class CheckpointManager:
             self._step = origin.checkpoint.step
             self._seconds = origin.manifest.seconds
             if origin.inside:
-                self._saver.run_id = origin.checkpoint.run_id
-                self._keeper.resumed_from = origin.checkpoint.id
                 self._resumed_step = self._step
-                if wanted == "auto":
-                    self._saver.tidy()
-                else:
-                    self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
+                self._saver.go_on_from(origin.checkpoint, rewound=wanted != "auto")
             logger.info("resumed from %s", origin.checkpoint.path)
         self._clock_zero = time.monotonic() - self._seconds
         self._begun = True
         return self._step
 
-    def step(self, step: SupportsIndex, metrics: Mapping[str, Any] | None = None, *, epoch_end: bool = False) -> None:
-        """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or a signal asks for it.
+    def step(
+        self,
+        step: SupportsIndex,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        epoch_end: bool = False,
+        healthy: bool | None = None,
+    ) -> None:
+        """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or somebody asks for it.
 
-        ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved. Raises
-        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
+        ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved.
+        ``healthy`` says whether training is sound, where that is judged; it is stored. Raises ValueError if ``step``
+        is not larger than the one before, and the error of an earlier save that failed, once.
         """
         if self._saver.has_news:
             self._saver.report()
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
-        asked = self._asked.at(seconds)
-        moment = Moment(number, self._step, seconds, self._seconds, epoch_end, *asked)
+        moment = Moment(number, self._step, seconds, self._seconds, epoch_end, *self._asked.at(seconds))
         reasons = reasons_to_save(self._schedule, moment)
-        self._step, self._seconds, self._stepped = number, seconds, True
+        self._step, self._seconds, self._stepped, self._healthy = number, seconds, True, healthy
         self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
         ending = self._asked.ending
@@ -223,16 +226,14 @@ class CheckpointManager:
         """
         if self._closed:
             return
-        saved = False
         try:
             self._saver.wait()
             if self._stepped and self._saver.saving(self._step) is None:
                 self._save(("the last step",))
             self._saver.wait()
-            saved = self._saver.saving(self._step) is not None
             self._saver.tell()
         finally:
-            self._release(saved)
+            self._release()
         self._saver.raise_failure()
 
     def __enter__(self) -> Self:
@@ -272,8 +273,9 @@ class CheckpointManager:
             capture(self._entries, copy=self._background),
             reasons=reasons,
             metrics=metrics,
-            epoch=self._epoch(),
+            epoch=epoch_of(self._state.values()),
             seconds=self._seconds,
+            healthy=self._healthy,
         )
         self._asked.answered_by(job)
         if not self._background:
@@ -286,16 +288,12 @@ class CheckpointManager:
         if not self._background:
             self._saver.raise_failure()
 
-    def _epoch(self) -> int | None:
-        epochs = (getattr(value, "epoch", None) for value in self._state.values())
-        return next((epoch for epoch in epochs if type(epoch) is int), None)
-
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
             raise MilepostError(f"{what} came after this CheckpointManager was closed; make a new one")
 
-    def _release(self, saved: bool = False) -> None:
+    def _release(self) -> None:
         self._closed = True
         self._saver.close()
-        self._asked.close(saved=saved)
+        self._asked.close(saved=self._stepped and self._saver.saving(self._step) is not None)
         self._lock.release()

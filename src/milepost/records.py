@@ -25,6 +25,7 @@ class Checkpoint:
 
     ``serial`` counts commits within a run: the newest checkpoint is the one with the highest serial, whatever its
     step. ``created`` is in seconds since 1970 (UTC), ``size`` in bytes (all files the manifest lists, and itself).
+    ``healthy`` says whether training was sound at this step; None where nobody judged.
     """
 
     step: int
@@ -40,6 +41,7 @@ class Checkpoint:
     reasons: tuple[str, ...] = ()
     pinned: bool = False
     config: str | None = None
+    healthy: bool | None = None
 
     @property
     def name(self) -> str:

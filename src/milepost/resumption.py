@@ -39,14 +39,14 @@ class Origin:
 
 
 def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, verify: VerifyLevel) -> Origin | None:
-    """The checkpoint that ``source`` names, verified and read; None where ``"auto"`` finds a folder without any.
+    """The checkpoint that ``source`` names, verified and read; None where ``"auto"`` or ``"healthy"`` find none.
 
-    Raises CheckpointNotFoundError, CheckpointExistsError, CorruptCheckpointError (for ``"auto"`` only if no good one
+    Raises CheckpointNotFoundError, CheckpointExistsError, CorruptCheckpointError (for these two only if no good one
     is left), UnsupportedFormatError.
     """
     catalog = read_catalog(run.path)
-    if source == "auto":
-        return _newest_good(run, backend, catalog, verify)
+    if source in ("auto", "healthy"):
+        return _newest_good(run, backend, catalog, verify, healthy=source == "healthy")
     if isinstance(source, int):
         return _read(_at(run, catalog, source), verify, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
@@ -64,7 +64,9 @@ def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, veri
     return _read(find_checkpoint(path)[0], verify, inside=False)
 
 
-def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, verify: VerifyLevel) -> Origin | None:
+def _newest_good(
+    run: RunFolder, backend: Backend | None, catalog: Catalog, verify: VerifyLevel, *, healthy: bool = False
+) -> Origin | None:
     for newer in (entry for entry in catalog.damaged if entry.newer_format is not None):
         raise UnsupportedFormatError(
             f"{newer.path} was {newer.reason}. Install a newer Milepost to go on with this run.",
@@ -74,9 +76,12 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, veri
     problems = [f"{entry.path}: {entry.reason}" for entry in catalog.damaged]
     for entry in (*catalog.damaged, *catalog.ignored):
         logger.warning("passed over %s: %s", entry.path, entry.reason)
-    for checkpoint in resume_candidates(catalog.checkpoints, "auto"):
+    for checkpoint in resume_candidates(catalog.checkpoints, "healthy" if healthy else "auto"):
         try:
-            return _read(checkpoint, verify, inside=backend is not None)
+            origin = _read(checkpoint, verify, inside=backend is not None)
+            if checkpoint.healthy is False:
+                logger.warning("%s is marked unhealthy; 'healthy' goes on from one that is not", checkpoint.path)
+            return origin
         except CorruptCheckpointError as error:
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
@@ -90,6 +95,13 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, veri
             + ". Restore one from a copy, or start a new run in another folder.",
             path=run.path,
             problems=problems,
+        )
+    if catalog.checkpoints:
+        raise CheckpointNotFoundError(
+            f"{run.path} has no {'healthy' if healthy else 'full'} checkpoint to go on from, and starting again from "
+            f"step 0 would hide that. It has {_steps(catalog.checkpoints)}: resume from one of these steps, or start a "
+            "new run in another folder.",
+            path=run.path,
         )
     return None
 

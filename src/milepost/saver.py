@@ -15,6 +15,7 @@ import milepost
 from milepost.errors import CheckpointNotFoundError, SaveFailedError
 from milepost.keeping import Keeper
 from milepost.records import Checkpoint, Snapshot
+from milepost.resumption import rewind
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import newest_serial, read_catalog
 from milepost.storage.commit import Draft, commit
@@ -67,6 +68,7 @@ class Saver:
         metrics: Mapping[str, float],
         epoch: int | None,
         seconds: float,
+        healthy: bool | None = None,
     ) -> Job[Checkpoint]:
         """Commit a snapshot as the checkpoint of ``step``, then prune. ``seconds`` is training time so far."""
         self.serial = max(self.serial, newest_serial(read_catalog(self._run.path))) + 1
@@ -82,6 +84,7 @@ class Saver:
             reasons=tuple(reasons),
             config=self._constants.config,
             software=_SOFTWARE,
+            healthy=healthy,
         )
         job = self._writer.submit(lambda: self._commit(draft))
         self._saving = (step, job)
@@ -101,6 +104,15 @@ class Saver:
         if read_catalog(self._run.path).at(step) is None and self.saving(step) is None:
             raise CheckpointNotFoundError(f"{self._run.path} has no checkpoint of step {step}", step=step)
         self._writer.submit(lambda: self._change(step, fields))
+
+    def go_on_from(self, checkpoint: Checkpoint, *, rewound: bool) -> None:
+        """The run goes on from a checkpoint of its own; ``rewound`` puts those committed after it aside."""
+        self.run_id = checkpoint.run_id
+        self._keeper.resumed_from = checkpoint.id
+        if rewound:
+            self.serial = rewind(self._run, self._backend, checkpoint)
+        else:
+            self.tidy()
 
     def tidy(self) -> None:
         """Ask the rules again, for what a run that was killed between a commit and its pruning left."""

@@ -54,6 +54,7 @@ def test_a_request_of_a_dead_run_is_answered_by_the_next(tmp_path):
     with pytest.raises(RuntimeError), manager(tmp_path) as checkpoints:
         checkpoints.step(1)
         checkpoints.save().result()
+        checkpoints.step(2)
         request = ask_to_save(RunFolder(tmp_path))
         raise RuntimeError
     assert pending_requests(RunFolder(tmp_path)) == (request,)

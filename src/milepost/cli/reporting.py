@@ -19,7 +19,7 @@ from milepost.errors import CheckpointNotFoundError, ConfigError, MilepostError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+FAILURE, USAGE, DIVERGED, INTERRUPTED = 1, 2, 3, 130
 
 
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:

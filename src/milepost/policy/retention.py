@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from milepost.policy.arguments import one_of, whole
+from milepost.policy.health import protected_by_health
 from milepost.records import Checkpoint
 
 Mode = Literal["min", "max"]
@@ -136,9 +137,12 @@ def plan_retention(checkpoints: Sequence[Checkpoint], rules: Sequence[KeepRule],
     own = tuple(checkpoint for checkpoint in catalog if facts.run_id in (None, checkpoint.run_id))
     wanted = [_answer(rule, own, facts) for rule in rules]
     decisions = []
+    healthy = protected_by_health(own)
     for checkpoint in catalog:
         mine = facts.run_id in (None, checkpoint.run_id)
         reasons = _unconditional(checkpoint, catalog[-1], own[-1] if own else None, facts)
+        if any(checkpoint is each for each in healthy):
+            reasons.append("healthy, and a later one is not")
         reasons += [answer[checkpoint.serial] for answer in wanted if mine and checkpoint.serial in answer]
         if not rules and not reasons:
             reasons.append("no rule: all are kept")

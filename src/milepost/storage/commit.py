@@ -55,6 +55,7 @@ class Draft:
     reasons: tuple[str, ...] = ()
     config: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    healthy: bool | None = None
 
     @property
     def tensor_bytes(self) -> int:
@@ -215,6 +216,7 @@ def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
         config=draft.config,
         ties=draft.snapshot.ties,
         software=draft.software,
+        healthy=draft.healthy,
     )
 
 
