@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from milepost.cli.configs import configs
+from milepost.cli.diff import diff
 from milepost.cli.ls import ls
 from milepost.cli.run import run
 from milepost.cli.save_now import save_now
@@ -29,6 +30,7 @@ app.command()(validate)
 app.command()(ls)
 app.command()(show)
 app.command()(verify)
+app.command()(diff)
 app.command("save-now")(save_now)
 
 

@@ -42,7 +42,7 @@ def _reasons(catalog: Catalog) -> dict[str, tuple[str, ...]]:
     newest = catalog.newest
     if newest is None:
         return {}
-    rules = _stored_rules(newest)
+    rules = stored_rules(newest)
     plan = plan_retention(catalog.checkpoints, rules or (), Facts(run_id=newest.run_id))
     unknown = ("no rule: all are kept",)
     return {
@@ -51,7 +51,9 @@ def _reasons(catalog: Catalog) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _stored_rules(newest: Checkpoint) -> Sequence[Any] | None:
+def stored_rules(newest: Checkpoint) -> Sequence[Any] | None:
+    """The keep rules of the configuration that is stored in a checkpoint; None if they are not known."""
+    """The keep rules of the configuration that is stored in a checkpoint; None if they are not known."""
     import yaml
 
     from milepost.errors import MilepostError

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from milepost.cli.choosing import checkpoint_folder
+from milepost.cli.progress import progress
 from milepost.cli.reporting import FAILURE, existing_run, print_json, reports_errors
 from milepost.storage.catalog import read_catalog
 from milepost.storage.verify import verify_checkpoint
@@ -35,7 +33,7 @@ def verify(
     else:
         folders, total = [checkpoint_folder(run, step)], 0
         total = sum(path.stat().st_size for path in folders[0].rglob("*") if path.is_file())
-    with _progress(total, shown=not as_json and not sizes) as on_bytes:
+    with progress(total, shown=not as_json and not sizes) as on_bytes:
         problems = {
             folder: verify_checkpoint(folder, level="sizes" if sizes else "digests", on_bytes=on_bytes)
             for folder in folders
@@ -49,17 +47,3 @@ def verify(
             typer.echo(f"{run} has no checkpoints.")
     if any(problems.values()):
         raise typer.Exit(FAILURE)
-
-
-@contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    if not shown or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = ("reading", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("reading", total=total)
-        yield lambda count: progress.advance(task, count)

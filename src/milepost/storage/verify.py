@@ -55,7 +55,7 @@ def read_verified(
     CorruptCheckpointError at the first fault: absent, not a plain file, another size, another digest, unreadable.
     """
     try:
-        with open(_open_plain(folder, name), "rb", buffering=0) as file:
+        with open(open_plain(folder, name), "rb", buffering=0) as file:
             found = os.fstat(file.fileno())
             if found.st_size != record.size:
                 raise _fault(folder, name, f"has {found.st_size} bytes, the manifest says {record.size}")
@@ -72,7 +72,7 @@ def read_verified(
                     raise _fault(folder, name, f"differs from its digest between bytes {start} and {start + length}")
                 yield length
     except OSError as error:
-        raise _fault(folder, name, _REASONS.get(error.errno or 0, f"cannot be read ({error.strerror})")) from error
+        raise unreadable(folder, name, error) from error
 
 
 def _fill(file: FileIO, chunk: memoryview, folder: Path, name: str) -> None:
@@ -84,7 +84,8 @@ def _fill(file: FileIO, chunk: memoryview, folder: Path, name: str) -> None:
         done += count
 
 
-def _open_plain(folder: Path, name: str) -> int:
+def open_plain(folder: Path, name: str) -> int:
+    """A descriptor of a plain file in a checkpoint, no link followed. Raises OSError, CorruptCheckpointError."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     at = os.open(folder, flags | os.O_DIRECTORY)
     for part in name.split("/")[:-1]:
@@ -102,6 +103,11 @@ def _open_plain(folder: Path, name: str) -> int:
         os.close(descriptor)
         raise _fault(folder, name, "is not a plain file")
     return descriptor
+
+
+def unreadable(folder: Path, name: str, error: OSError) -> CorruptCheckpointError:
+    """The error for a listed file that cannot be opened or read."""
+    return _fault(folder, name, _REASONS.get(error.errno or 0, f"cannot be read ({error.strerror})"))
 
 
 def _fault(folder: Path, name: str, what: str) -> CorruptCheckpointError:
