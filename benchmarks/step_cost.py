@@ -17,7 +17,7 @@ import time
 import torch
 from torch import nn
 
-from milepost import CheckpointManager, EveryMinutes, EverySteps, KeepLast, LogSpaced
+from milepost import CheckpointManager, EveryMinutes, EverySteps, KeepLast, LogSpaced, OnRequest
 
 STEPS = 20_000
 REPEATS = 7
@@ -29,7 +29,7 @@ def microseconds_a_step(with_metrics: bool) -> float:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     loss = torch.zeros(())
-    schedules = [EverySteps(10**9), LogSpaced(first=10**9, factor=2), EveryMinutes(10**6)]
+    schedules = [EverySteps(10**9), LogSpaced(first=10**9, factor=2), EveryMinutes(10**6), OnRequest()]
     with tempfile.TemporaryDirectory() as folder:
         manager = CheckpointManager(
             folder, {"model": model, "optimizer": optimizer}, save=schedules, keep=KeepLast(1), signals=False

@@ -30,6 +30,8 @@ _HOMES = {
     "LogSpaced": "milepost.policy.saving",
     "MilepostError": "milepost.errors",
     "Moment": "milepost.records",
+    "OnRequest": "milepost.policy.asking",
+    "OnSignal": "milepost.policy.asking",
     "SaveSchedule": "milepost.policy.saving",
     "load_weights": "milepost.weights",
 }

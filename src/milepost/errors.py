@@ -73,6 +73,19 @@ class IncompatibleStateError(MilepostError):
         self.mismatched = tuple(mismatched)
 
 
+class DivergedError(MilepostError):
+    """Training was ended because its loss is unsound.
+
+    ``checkpoint`` is the newest healthy one, None without any; ``skip_samples`` are those between it and ``step``.
+    """
+
+    def __init__(self, message: str, *, step: int, checkpoint: Path | None = None, skip_samples: int = 0) -> None:
+        super().__init__(message)
+        self.step = step
+        self.checkpoint = checkpoint
+        self.skip_samples = skip_samples
+
+
 class UnsupportedStateError(MilepostError, TypeError):
     """A value in ``state`` that cannot be stored without pickle; ``path`` is its full place in the state."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, SupportsIndex
 
+from milepost.asking import Asked, with_signals
 from milepost.assets import collect_assets
 from milepost.capturing import Capturer
 from milepost.closing import finish
@@ -20,11 +21,10 @@ from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
 from milepost.preflight import Preflight
-from milepost.quantities import one_of, own_value, parse_duration, parse_size, read_numbers, whole_number
+from milepost.quantities import epoch_of, one_of, own_value, parse_duration, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
-from milepost.resumption import Restorer, refuse_used, resume_from, rewind
+from milepost.resumption import Restorer, refuse_used, resume_from
 from milepost.saver import Constants, Saver
-from milepost.signals import SignalWatcher
 from milepost.snapshot.restore import restore
 from milepost.snapshot.stateful import check_state
 from milepost.storage.backend import Backend, LocalBackend
@@ -48,8 +48,8 @@ class CheckpointManager:
     when the copy is complete: ``"immediate"``, when ``step`` returns; ``"overlapped"``, before an optimizer's next
     step, which waits for it. ``when_busy`` says what a save does that is due while another is written: ``"wait"`` or
     ``"skip"``. ``verify`` says what a resume checks. With ``signals``, SIGTERM and SIGINT save and set
-    ``should_stop``, and SIGUSR1 saves. What is pruned can be brought back for ``trash_grace`` (seconds, or a text such
-    as ``"2h"``), and takes its space as long.
+    ``should_stop``, and SIGUSR1 saves (``OnSignal`` among the schedules: others too). What is pruned can be brought
+    back for ``trash_grace`` (seconds, or a text such as ``"2h"``), and takes its space as long.
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -76,7 +76,8 @@ class CheckpointManager:
         self._verify: VerifyLevel = one_of(verify, "verify", "digests", "sizes")
         overlapped = one_of(capture, "capture", "overlapped", "immediate") == "overlapped"
         self._skips = one_of(when_busy, "when_busy", "wait", "skip") == "skip"
-        self._schedule = as_schedule(save)
+        given = as_schedule(save)
+        self._schedule = with_signals(given, signals)
         rules, grace = as_keep_rules(keep), parse_duration(trash_grace, "trash_grace")
         self._state, self._entries = state, check_state(state)
         most = parse_size(max_shard_size, "max_shard_size")
@@ -86,15 +87,14 @@ class CheckpointManager:
         self._keeper = Keeper(self._run, self._backend, rules, grace=grace)
         self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
         self._saver = Saver(self._run, self._backend, self._keeper, self._capturer, constants, background=background)
-        self._preflight = Preflight(self._run, self._backend, rules, self._schedule, grace)
-        self._watcher = SignalWatcher()
-        if signals:
-            self._watcher.install()
+        self._preflight = Preflight(self._run, self._backend, rules, given, grace)
+        self._asked = Asked(self._run, self._backend, self._schedule, ending=signals)
         self._pid = os.getpid()
         self._step, self._seconds, self._clock_zero = 0, 0.0, time.monotonic()
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
+        self._healthy: bool | None = None
         self._raised_at: int | None = None
         self._begun = self._stepped = self._closed = self._should_stop = False
 
@@ -116,7 +116,7 @@ class CheckpointManager:
     @property
     def stop_signal(self) -> signal.Signals | None:
         """The signal that asked the run to end, if one did."""
-        return self._watcher.ending
+        return self._asked.ending
 
     @property
     def held_up_seconds(self) -> float:
@@ -126,8 +126,9 @@ class CheckpointManager:
     def resume(self, source: str | SupportsIndex | Path = "auto", *, allow_missing: Iterable[str] = ()) -> int:
         """Restore the state and give the step that it belongs to: 0 for a fresh run; the next step is one more.
 
-        ``source`` is ``"auto"`` (the newest good checkpoint, if there is any), a step of this folder (later ones are
-        put aside: a rewind), or the path of a checkpoint or another run's folder. ``allow_missing`` names entries of
+        ``source`` is ``"auto"`` (the newest good checkpoint, if there is any), ``"healthy"`` (the newest good one whose
+        training was sound) or a step of this folder (later ones are put aside: a rewind), or the path of a checkpoint
+        or another run's folder. ``allow_missing`` names entries of
         the state that may be in one of the two, checkpoint or live state, only.
 
         Raises CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, or IncompatibleStateError (all
@@ -143,43 +144,46 @@ class CheckpointManager:
             self._step = origin.checkpoint.step
             self._seconds = origin.manifest.seconds
             if origin.inside:
-                self._saver.run_id = origin.checkpoint.run_id
-                self._keeper.resumed_from = origin.checkpoint.id
                 self._resumed_step = self._step
-                if wanted == "auto":
-                    self._saver.tidy()
-                else:
-                    self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
+                self._saver.go_on_from(origin.checkpoint, rewound=wanted != "auto")
             logger.info("resumed from %s", origin.checkpoint.path)
         self._clock_zero = time.monotonic() - self._seconds
         self._begun = self._keeper.active = True
         return self._step
 
-    def step(self, step: SupportsIndex, metrics: Mapping[str, Any] | None = None, *, epoch_end: bool = False) -> None:
-        """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or a signal asks for it.
+    def step(
+        self,
+        step: SupportsIndex,
+        metrics: Mapping[str, Any] | None = None,
+        *,
+        epoch_end: bool = False,
+        healthy: bool | None = None,
+    ) -> None:
+        """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or somebody asks for it.
 
-        ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved. Raises
-        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once,
-        after this step was saved if it was due.
+        ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved.
+        ``healthy`` says whether training is sound, where that is judged; it is stored. Raises ValueError if ``step``
+        is not larger than the one before, and the error of an earlier save that failed, once, after this step was
+        saved if it was due.
         """
         if self._raised_at is not None and step == self._raised_at:
             self._raised_at = None
             return
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
-        reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
+        moment = Moment(number, self._step, seconds, self._seconds, epoch_end, *self._asked.at(seconds))
+        reasons = reasons_to_save(self._schedule, moment)
         if not reasons and not self._stepped:
             self._capturer.prepare()
-        self._step, self._seconds, self._stepped = number, seconds, True
+        self._step, self._seconds, self._stepped, self._healthy = number, seconds, True, healthy
         self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
-        ending = self._watcher.ending
+        ending = self._asked.ending
         if ending is not None:
             reasons = (*reasons, ending.name)
-        if self._watcher.saving is not None:
-            reasons = (*reasons, self._watcher.take_saving())
         reasons = (*reasons, *self._saver.take_again())
-        if reasons and self._skips and ending is None and self._saver.busy:
+        wanted = ending is not None or moment.signal is not None or moment.requests
+        if reasons and self._skips and not wanted and self._saver.busy:
             logger.warning("step %d is not saved: another is still being written (when_busy='skip')", number)
         elif reasons:
             self._save(reasons)
@@ -187,10 +191,10 @@ class CheckpointManager:
             self._saver.wait()
             self._should_stop = True
         # Last, so that the step and its save count whatever is raised here; who catches it may tell of the step again.
-        if self._saver.has_news or self._watcher.raised is not None:
+        if self._saver.has_news or self._asked.raised is not None:
             self._raised_at = number
             self._saver.report()
-            self._watcher.raise_pending()
+            self._asked.raise_pending()
             self._raised_at = None
 
     def save(self) -> Job[Checkpoint]:
@@ -263,8 +267,8 @@ class CheckpointManager:
             finally:
                 self._saver.report()
         if not self._should_stop:
-            self._watcher.send_again()
-        self._watcher.raise_pending()
+            self._asked.send_again()
+        self._asked.raise_pending()
 
     def __enter__(self) -> Self:
         return self
@@ -297,21 +301,20 @@ class CheckpointManager:
 
     def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
         self._entries.refuse_changes(self._state)
-        return self._saver.save(
+        job = self._saver.save(
             self._step,
             reasons=reasons,
             metrics=read_numbers(self._metrics),
-            epoch=self._epoch(),
+            epoch=epoch_of(self._state.values()),
             seconds=self._seconds,
+            healthy=self._healthy,
         )
+        self._asked.answered_by(job)
+        return job
 
     def _change(self, step: SupportsIndex, **fields: Any) -> None:
         self._refuse_if_closed("a change of a checkpoint")
         self._saver.change(whole_number(step, "step"), **fields)
-
-    def _epoch(self) -> int | None:
-        epochs = (getattr(value, "epoch", None) for value in self._state.values())
-        return next((epoch for epoch in epochs if type(epoch) is int), None)
 
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
@@ -327,5 +330,7 @@ class CheckpointManager:
         try:
             self._saver.close()
         finally:
-            self._watcher.restore()
-            self._lock.release()
+            try:
+                self._asked.close(saved=self._stepped and self._saver.saving(self._step) is not None)
+            finally:
+                self._lock.release()

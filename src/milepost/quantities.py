@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -88,6 +88,12 @@ def one_of(value: T, what: str, *choices: str) -> T:
 def own_value(value: Any) -> Any:
     """The value itself; of a tensor a copy without the graph that made it, since it may be read much later."""
     return value.detach().clone() if hasattr(value, "detach") else value
+
+
+def epoch_of(values: Iterable[Any]) -> int | None:
+    """The epoch that the first of these that counts epochs is in; None if none does."""
+    epochs = (getattr(value, "epoch", None) for value in values)
+    return next((epoch for epoch in epochs if type(epoch) is int), None)
 
 
 def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -33,7 +33,8 @@ class Checkpoint:
 
     ``serial`` counts commits within a run: the newest checkpoint is the one with the highest serial, whatever its
     step. ``created`` is in seconds since 1970 (UTC), ``size`` in bytes (all files the manifest lists, and itself),
-    ``state_size`` those of them that are the training state.
+    ``state_size`` those of them that are the training state. ``healthy`` says whether training was sound at this
+    step; None where nobody judged.
     """
 
     step: int
@@ -50,6 +51,7 @@ class Checkpoint:
     pinned: bool = False
     config: str | None = None
     state_size: int = 0
+    healthy: bool | None = None
 
     def size_at(self, level: Level) -> int:
         """Bytes that it takes, or would take at a lower level."""
@@ -87,7 +89,8 @@ class Moment:
 
     ``previous_step`` is the step of the ``step()`` call before (or the resumed step, or 0). ``seconds`` is training
     time over the whole run, stops not counted, and ``previous_seconds`` its value one call earlier: both are stored
-    in checkpoints, so that a schedule sees the same series across restarts.
+    in checkpoints, so that a schedule sees the same series across restarts. ``signal`` is the name of a signal that
+    asked for a save since then, ``requests`` are the ids of requests to save that nobody has answered yet.
     """
 
     step: int
@@ -95,6 +98,8 @@ class Moment:
     seconds: float = 0.0
     previous_seconds: float = 0.0
     epoch_end: bool = False
+    signal: str | None = None
+    requests: tuple[str, ...] = ()
 
 
 class TensorSource(Protocol):

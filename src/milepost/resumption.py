@@ -50,14 +50,14 @@ class Restorer:
 
 
 def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, restorer: Restorer) -> Origin | None:
-    """Restore the checkpoint that ``source`` names, and give it; None where ``"auto"`` finds a folder without any.
+    """Restore the checkpoint that ``source`` names, and give it; None where ``"auto"`` or ``"healthy"`` find none.
 
-    Raises what ``restore`` raises; a CorruptCheckpointError of ``"auto"`` only if no older checkpoint is good. Raises
+    Raises what ``restore`` raises; a CorruptCheckpointError of these two only if no older checkpoint is good. Raises
     CheckpointNotFoundError, CheckpointExistsError, UnsupportedFormatError.
     """
     catalog = read_catalog(run.path)
-    if source == "auto":
-        return _newest_good(run, backend, catalog, restorer)
+    if source in ("auto", "healthy"):
+        return _newest_good(run, backend, catalog, restorer, healthy=source == "healthy")
     if isinstance(source, int):
         return _restore(_at(run, catalog, source), restorer, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
@@ -77,7 +77,9 @@ def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, rest
     return _restore(find_checkpoint(path)[0], restorer, inside=False)
 
 
-def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, restorer: Restorer) -> Origin | None:
+def _newest_good(
+    run: RunFolder, backend: Backend | None, catalog: Catalog, restorer: Restorer, *, healthy: bool = False
+) -> Origin | None:
     for newer in (entry for entry in catalog.damaged if entry.newer_format is not None):
         raise UnsupportedFormatError(
             f"{newer.path} was {newer.reason}. Install a newer Milepost to go on with this run.",
@@ -92,9 +94,11 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
     earlier = {entry.path: entry.passed_over for entry in catalog.damaged if entry.passed_over is not None}
     problems += [f"{entry.path}: {entry.reason}" for entry in catalog.damaged if entry.path not in earlier]
     known = sorted((*catalog.checkpoints, *earlier.values()), key=lambda checkpoint: checkpoint.serial)
-    for checkpoint in resume_candidates(known, "auto"):
+    for checkpoint in resume_candidates(known, "healthy" if healthy else "auto"):
         try:
             origin = _restore(checkpoint, restorer, inside=backend is not None)
+            if checkpoint.healthy is False:
+                logger.warning("%s is marked unhealthy; 'healthy' goes on from one that is not", checkpoint.path)
         except CorruptCheckpointError as error:
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
@@ -113,6 +117,13 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, rest
             + ". Restore one from a copy, or start a new run in another folder.",
             path=run.path,
             problems=problems,
+        )
+    if catalog.checkpoints:
+        raise CheckpointNotFoundError(
+            f"{run.path} has no {'healthy' if healthy else 'full'} checkpoint to go on from, and starting again from "
+            f"step 0 would hide that. It has {_steps(catalog.checkpoints)}: resume from one of these steps, or start a "
+            "new run in another folder.",
+            path=run.path,
         )
     return None
 

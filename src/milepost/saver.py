@@ -18,6 +18,7 @@ from milepost.copying import SpoiledCopyError
 from milepost.errors import CheckpointNotFoundError, MilepostError, SaveFailedError
 from milepost.keeping import Keeper
 from milepost.records import Checkpoint
+from milepost.resumption import rewind
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import newest_serial, read_catalog
 from milepost.storage.commit import Draft, commit
@@ -89,6 +90,7 @@ class Saver:
         metrics: Mapping[str, float],
         epoch: int | None,
         seconds: float,
+        healthy: bool | None = None,
     ) -> Job[Checkpoint]:
         """Capture the state and commit it as the checkpoint of ``step``, then prune; ``seconds`` is training time.
 
@@ -110,6 +112,7 @@ class Saver:
             reasons=tuple(reasons),
             config=self._constants.config,
             software=_SOFTWARE,
+            healthy=healthy,
             on_bytes=self._advance,
         )
         self.progress = (0, 0)
@@ -150,6 +153,15 @@ class Saver:
         if not self._background:
             self.wait()
             self.raise_failure()
+
+    def go_on_from(self, checkpoint: Checkpoint, *, rewound: bool) -> None:
+        """The run goes on from a checkpoint of its own; ``rewound`` puts those committed after it aside."""
+        self.run_id = checkpoint.run_id
+        self._keeper.resumed_from = checkpoint.id
+        if rewound:
+            self.serial = rewind(self._run, self._backend, checkpoint)
+        else:
+            self.tidy()
 
     def tidy(self) -> None:
         """Ask the rules again, for what a run that was killed between a commit and its pruning left."""

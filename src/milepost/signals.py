@@ -1,28 +1,30 @@
-"""SIGTERM and SIGINT ask a run to save and end, SIGUSR1 asks it to save; a second request to end ends it at once."""
+"""Signals ask a run to save, SIGTERM and SIGINT to end after it too; a second request to end ends it at once."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT)
-SAVING = (signal.SIGUSR1,)
 _Handler = Callable[[int, FrameType | None], Any]
 
 
 class SignalWatcher:
     """Notes signals for the training loop to read at its next step, and passes them on to handlers set before.
 
+    ``saving`` are the names of those that ask to save, ``ending`` says whether SIGTERM and SIGINT are watched.
     Handlers can only be set in the main thread; elsewhere nothing is watched. Python's own handler of SIGINT is not
     passed on to, since it raises KeyboardInterrupt in the middle of a step; what another handler raises waits in
     ``raised`` until the save is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, saving: Iterable[str], *, ending: bool) -> None:
+        self._saving = frozenset(signal.Signals[name] for name in saving)
+        self._watched = (*(ENDING if ending else ()), *sorted(self._saving))
         self.ending: signal.Signals | None = None
         self.saving: signal.Signals | None = None
         self.raised: BaseException | None = None
@@ -36,7 +38,7 @@ class SignalWatcher:
         if threading.current_thread() is not threading.main_thread():
             return
         self._watching = True
-        for number in (*ENDING, *SAVING):
+        for number in self._watched:
             # A signal that is ignored (SIGINT in a background job, say) stays so.
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
@@ -62,10 +64,12 @@ class SignalWatcher:
         if self.ending is not None and self.ending not in self._passed_on:
             os.kill(os.getpid(), self.ending)
 
-    def take_saving(self) -> str:
-        """The name of the signal that asked to save and go on; it is answered with this."""
+    def take_saving(self) -> str | None:
+        """The name of a signal that asked to save and go on, if one did; it is answered with this."""
+        if self.saving is None:
+            return None
         asked, self.saving = self.saving, None
-        return asked.name if asked is not None else ""
+        return asked.name
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         asked = signal.Signals(number)
@@ -78,7 +82,7 @@ class SignalWatcher:
             elif before is not signal.SIG_IGN:
                 self._end_now(asked)
             return
-        if asked in SAVING:
+        if asked in self._saving:
             self.saving = asked
         elif self.ending is not None:
             self._end_now(asked)

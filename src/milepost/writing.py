@@ -34,6 +34,10 @@ class Job(Generic[T]):
         """Return when it has ended, well or not, or after ``timeout`` seconds; gives whether it has."""
         return not wait([self._future], timeout).not_done
 
+    def when_done(self, action: Callable[[], object]) -> None:
+        """Call ``action`` once it has ended, in the thread that ends it (now, if it has)."""
+        self._future.add_done_callback(lambda _: action())
+
     def result(self, timeout: float | None = None) -> T:
         """Wait for the result, at most ``timeout`` seconds (TimeoutError). Raises the job's error."""
         if self._future.exception(timeout) is not None:

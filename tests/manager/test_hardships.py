@@ -115,7 +115,7 @@ def test_a_disk_that_comes_back_brings_its_checkpoints_back(tmp_path, monkeypatc
         raise OSError(errno.ESTALE, "Stale file handle")
 
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "_open_plain", stale)
+        patch.setattr(reading, "open_plain", stale)
         with (
             pytest.raises(CorruptCheckpointError, match="Stale"),
             CheckpointManager(tmp_path, Counting().state, signals=False) as manager,

@@ -36,7 +36,7 @@ def test_after_a_rewind_the_newest_commit_is_tried_first():
 
 @pytest.mark.parametrize("source", ["latest", True, 5.0, None])
 def test_a_source_that_is_neither_auto_nor_a_step_is_refused(source):
-    with pytest.raises(TypeError, match="source must be 'auto' or a step"):
+    with pytest.raises(TypeError, match="source must be 'auto', 'healthy' or a step"):
         resume_candidates([checkpoint(1)], source)
 
 

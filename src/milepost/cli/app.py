@@ -8,11 +8,13 @@ import typer
 
 from milepost.cli.configs import configs
 from milepost.cli.demote import demote
+from milepost.cli.diff import diff
 from milepost.cli.log import log
 from milepost.cli.ls import ls
 from milepost.cli.pin import pin, unpin
 from milepost.cli.prune import prune
 from milepost.cli.run import run
+from milepost.cli.save_now import save_now
 from milepost.cli.show import show
 from milepost.cli.undelete import undelete
 from milepost.cli.validate import validate
@@ -41,6 +43,8 @@ app.command()(unpin)
 app.command()(demote)
 app.command()(undelete)
 app.command()(log)
+app.command()(diff)
+app.command("save-now")(save_now)
 
 
 def _print_version(asked: bool) -> None:

@@ -62,7 +62,7 @@ def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]
             format_size(checkpoint.size),
             checkpoint.level.value,
             *(score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics),
-            "; ".join(why.get(checkpoint.id, ())),
+            "; ".join((*why.get(checkpoint.id, ()), *(["UNHEALTHY"] if checkpoint.healthy is False else []))),
         )
         for checkpoint in catalog.checkpoints
     ]
@@ -113,6 +113,7 @@ def _as_json(catalog: Catalog, why: dict[str, tuple[str, ...]]) -> dict[str, Any
                 "saved_because": list(checkpoint.reasons),
                 "kept_because": list(why.get(checkpoint.id, ())),
                 "pinned": checkpoint.pinned,
+                "healthy": checkpoint.healthy,
                 "serial": checkpoint.serial,
                 "run_id": checkpoint.run_id,
             }

@@ -20,12 +20,20 @@ from milepost.quantities import format_duration
 P = ParamSpec("P")
 R = TypeVar("R")
 
-FAILURE, USAGE, INTERRUPTED = 1, 2, 130
+FAILURE, USAGE, DIVERGED, INTERRUPTED = 1, 2, 3, 130
 
 
 def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
     """Turn a mistake of the user into a paragraph on stderr and an exit status: 2 for configuration, 1 for the rest."""
+    return _reporting(verb, FAILURE)
 
+
+def reports_errors_as_trouble(verb: Callable[P, R]) -> Callable[P, R]:
+    """The same for verbs whose answer is their exit status: 1 means that things differ, and all errors are 2."""
+    return _reporting(verb, USAGE)
+
+
+def _reporting(verb: Callable[P, R], failure: int) -> Callable[P, R]:
     @functools.wraps(verb)
     def reporting(*arguments: P.args, **options: P.kwargs) -> R:
         try:
@@ -37,7 +45,7 @@ def reports_errors(verb: Callable[P, R]) -> Callable[P, R]:
             if isinstance(error, BrokenPipeError) and _nobody_reads():
                 raise
             say_error(str(error))
-            raise typer.Exit(FAILURE) from None
+            raise typer.Exit(failure) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import shlex
 from typing import Annotated
 
 import typer
 
-from milepost.cli.reporting import reports_errors
-from milepost.errors import ConfigError
+from milepost.cli.reporting import DIVERGED, reports_errors, say_error
+from milepost.errors import ConfigError, DivergedError
 
 RECIPES = {"full": "milepost.recipes.full"}
 SHORT_FOR = {"quickstart": ("full", "quickstart")}
@@ -26,7 +27,7 @@ def run(
 ) -> None:
     """Train with a recipe. The same command line again goes on where the run stopped.
 
-    Exit status: 0 done, 1 failure, 2 usage or configuration, 143 or 130 after a save on SIGTERM or Ctrl-C.
+    Exit status: 0 done, 1 failure, 2 usage or configuration, 3 diverged, 143 or 130 after a save on SIGTERM or Ctrl-C.
 
     Example: milepost run full --config my.yaml save_every_n_train_steps=200 optimizer.lr=1e-5
     """
@@ -44,7 +45,22 @@ def run(
         program = importlib.import_module(RECIPES[name])
     except ImportError as error:
         raise _missing(error) from error
-    raise typer.Exit(program.main(loaded, chosen))
+    try:
+        status = program.main(loaded, chosen)
+    except DivergedError as error:
+        say_error(str(error))
+        if error.checkpoint is not None:
+            typer.echo(f"\n    {_going_on(recipe, config, overrides or [], error)}", err=True)
+        raise typer.Exit(DIVERGED) from None
+    raise typer.Exit(status)
+
+
+def _going_on(recipe: str, config: str | None, overrides: list[str], error: DivergedError) -> str:
+    """The command line that goes on from the newest healthy checkpoint, leaving out what led astray."""
+    kept = [each for each in overrides if not each.startswith(("resume=", "resume.from=", "resume.skip_samples="))]
+    step = "" if error.checkpoint is None else error.checkpoint.name.removeprefix("step_")
+    resume = f"resume={{from: {step}, skip_samples: {error.skip_samples}}}"
+    return shlex.join(["milepost", "run", recipe, *([] if config is None else ["--config", config]), *kept, resume])
 
 
 def _load(name: str, overrides: list[str]) -> object:

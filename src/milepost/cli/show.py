@@ -40,7 +40,7 @@ def show(
     facts["written"] = _WRITTEN.get(facts["written"], facts["written"])
     facts["ties"] = ", ".join(f"{name} = {kept}" for name, kept in manifest.ties.items()) or None
     for name, value in facts.items():
-        if value is not None and value is not False:
+        if value is not None and (value is not False or name == "healthy"):
             typer.echo(f"{name.replace('_', ' '):14} {value}")
     typer.echo("files")
     for name, record in sorted(manifest.files.items()):
@@ -60,6 +60,7 @@ def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "saved_because": list(manifest.reasons),
         "metrics": {name: jsonable(value) for name, value in manifest.metrics.items()},
         "pinned": manifest.pinned,
+        "healthy": manifest.healthy,
         "damage": manifest.damage,
         "configuration": manifest.config,
         "run_id": manifest.run_id,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from milepost.cli.choosing import checkpoint_folder
+from milepost.cli.progress import progress
 from milepost.cli.reporting import FAILURE, existing_run, print_json, reports_errors
 from milepost.cli.retention import changing, checkpoint_at
 from milepost.errors import CorruptCheckpointError
@@ -45,7 +45,7 @@ def verify(
     else:
         folders, total = [checkpoint_folder(run, step)], 0
         total = sum(path.stat().st_size for path in folders[0].rglob("*") if path.is_file())
-    with _progress(total, shown=not as_json and not sizes) as on_bytes:
+    with progress(total, shown=not as_json and not sizes) as on_bytes:
         found = {folder: _problems(folder, sizes=sizes, on_bytes=on_bytes) for folder in folders}
     problems = {folder: faults for folder, faults in found.items() if faults is not None}
     _show(run, problems, repaired, as_json=as_json)
@@ -102,17 +102,3 @@ def _manifest_bytes(folder: Path) -> bytes | None:
         return (folder / MANIFEST).read_bytes()
     except OSError:
         return None
-
-
-@contextmanager
-def _progress(total: int, *, shown: bool) -> Iterator[Callable[[int], None]]:
-    if not shown or not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = ("reading", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("reading", total=total)
-        yield lambda count: progress.advance(task, count)

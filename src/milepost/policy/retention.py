@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from milepost.policy.arguments import level_argument, one_of, whole
 from milepost.policy.budget import DiskBudget, DiskLimit, fit
+from milepost.policy.health import protected_by_health
 from milepost.policy.plan import Decision, Facts, KeepRule, RetentionPlan
 from milepost.records import Checkpoint, Level
 
@@ -220,12 +221,14 @@ def _bound(catalog: Sequence[Checkpoint], own: Sequence[Checkpoint], facts: Fact
         for each in [full for full in group if full.resumable][-1:]
         if id(each) not in newest
     }
+    healthy = {id(each) for each in protected_by_health(own)}
     bound = {}
     for checkpoint in catalog:
         checks = {
             "newest": id(checkpoint) in newest,
             "newest that can be resumed": id(checkpoint) in to_resume,
             "pinned": checkpoint.pinned,
+            "healthy, and a later one is not": id(checkpoint) in healthy,
             "resumed from": facts.resumed_from is not None and checkpoint.id == facts.resumed_from,
             "written by another run": facts.run_id not in (None, checkpoint.run_id),
         }

@@ -10,12 +10,12 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 from milepost.policy.retention import KeepBest, KeepRule, keep_last_rule
 from milepost.policy.saving import EverySteps, SaveSchedule
 from milepost.quantities import parse_duration, parse_size
+from milepost.recipes.config_going_on import DivergenceConfig, ResumeConfig
+from milepost.recipes.config_section import Positive, Section, Whole
 from milepost.recipes.optimizer_settings import check_optimizer
 from milepost.recipes.rules import keep_rules, schedules
 from milepost.recipes.spelling import nearest
 
-Whole = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Form = Literal["alpaca", "prompt_completion", "text"]
 FIELDS: dict[Form, tuple[str, ...]] = {
     "alpaca": ("instruction", "input", "output"),
@@ -23,12 +23,6 @@ FIELDS: dict[Form, tuple[str, ...]] = {
     "text": ("text",),
 }
 METRICS = ("loss", "val_loss")
-
-
-class Section(BaseModel):
-    """Unknown keys are errors, and a text is no number."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ModelConfig(Section):
@@ -184,15 +178,6 @@ class CheckpointConfig(Section):
         return self
 
 
-class ResumeConfig(Section):
-    """Where to go on from, and which changed settings are meant."""
-
-    from_: str | Annotated[int, Field(ge=0)] = Field("auto", alias="from", description="auto, never, a step or a path")
-    allow_changes: list[str] = Field(default_factory=list, description="guarded keys that may differ")
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
-
-
 class RecipeConfig(Section):
     """One run."""
 
@@ -239,7 +224,10 @@ class RecipeConfig(Section):
     )
     resume: ResumeConfig = Field(
         ResumeConfig.model_validate({}),
-        description="auto, never, a step, a path, or {from: …, allow_changes: [key, …]}",
+        description="auto, never, healthy, a step, a path, or {from: …, skip_samples: …, allow_changes: [key, …]}",
+    )
+    on_divergence: DivergenceConfig | None = Field(
+        None, description="stop, or {action: stop, window: …, width: …, least: …, patience: …}: end a run that diverges"
     )
 
     @model_validator(mode="before")
@@ -247,6 +235,8 @@ class RecipeConfig(Section):
     def _short_forms(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and isinstance(values.get("resume"), str | int):
             values = {**values, "resume": {"from": values["resume"]}}
+        if isinstance(values, Mapping) and isinstance(values.get("on_divergence"), str):
+            values = {**values, "on_divergence": {"action": values["on_divergence"]}}
         return values
 
     @model_validator(mode="after")

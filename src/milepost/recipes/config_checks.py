@@ -42,7 +42,13 @@ def _check_sources(config: RecipeConfig) -> None:
     if config.tokenizer_path is None and config.tokenizer.vocab_size is None:
         raise ValueError("tokenizer: a fresh model needs tokenizer.path or tokenizer.vocab_size")
     if config.resume.from_ == "":
-        raise ValueError("resume: an empty text is no path; use auto, never, a step or a path")
+        raise ValueError("resume: an empty text is no path; use auto, never, healthy, a step or a path")
+    window = config.batch_size * config.gradient_accumulation_steps
+    if config.drop_incomplete_window and config.resume.skip_samples % window:
+        raise ValueError(
+            f"resume.skip_samples: {config.resume.skip_samples} is no whole number of steps, which have {window} "
+            "samples each"
+        )
     for key in config.resume.allow_changes:
         if not any(f"{name}.".startswith(f"{key}.") or key.startswith(f"{name}.") for name in GUARDED):
             raise ValueError(f"resume.allow_changes: {key!r} is no setting that a resume guards{nearest(key, GUARDED)}")

@@ -21,9 +21,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from milepost.data import PaddingCollator, ResumableLoader
 from milepost.manager import CheckpointManager
+from milepost.policy.asking import OnRequest
 from milepost.policy.saving import as_schedule, next_due
 from milepost.recipes.config import RecipeConfig
 from milepost.recipes.config_files import changed_keys, config_file_name, parse_config, resolved_yaml
+from milepost.recipes.divergence import DivergenceGuard, diverged
 from milepost.recipes.huggingface import quiet_libraries
 from milepost.recipes.loggers import JsonLinesLogger, MetricLogger
 from milepost.recipes.losses import Batch, LossSinceSave, accumulate_gradients, all_tokens, validation_loss
@@ -108,6 +110,9 @@ def build_model(config: RecipeConfig, source: str | None, tokenizer: PreTrainedT
     return model
 
 
+DIVERGENCE = "divergence"
+
+
 class FullFineTuning:
     """The live objects of one run, and its loop. The run's folder is locked from construction until ``train`` ends."""
 
@@ -140,12 +145,14 @@ class FullFineTuning:
             isolate_rng=False,
             pin_memory=self.device.type == "cuda",
         )
+        self.position = DataPosition(self.loader, may_differ=bool(config.resume.allow_changes), say=report.say)
         self.loss = LossSinceSave(self.device)
+        self.guard = DivergenceGuard(config.on_divergence)
         self.counters = {"tokens": 0, "samples": 0}
         self.checkpoints = CheckpointManager(
             config.output_dir,
             self._state(),
-            save=config.save_schedules(),
+            save=[*config.save_schedules(), OnRequest()],
             keep=config.keep_rules(),
             assets=[model, data.tokenizer, TextAsset(config_file, resolved_yaml(config))],
             config_name=config_file,
@@ -161,14 +168,15 @@ class FullFineTuning:
 
     def _state(self) -> dict[str, Any]:
         """All that must come back; the random number generators are part of it anyway."""
-        may_differ = bool(self.config.resume.allow_changes)
+        guard = {} if self.config.on_divergence is None else {DIVERGENCE: self.guard}
         return {
             "model": self.model,
             "optimizer": self.optimizer,
             "lr_scheduler": self.rates,
-            "data": DataPosition(self.loader, may_differ=may_differ, say=self.report.say),
+            "data": self.position,
             "loss": self.loss,
             "counters": self.counters,
+            **guard,
         }
 
     def train(self) -> int:
@@ -199,7 +207,10 @@ class FullFineTuning:
         # The same random numbers in training, whatever building the model took of them.
         seed_everything(self.config.seed)
         settings = settings_of(self.optimizer)
-        step = 0 if self.config.resume.from_ == "never" else self.checkpoints.resume(self.config.resume.from_)
+        wanted = self.config.resume
+        # The guard may be switched on and off at any time.
+        step = 0 if wanted.from_ == "never" else self.checkpoints.resume(wanted.from_, allow_missing=[DIVERGENCE])
+        self.position.skip(wanted.skip_samples)
         # The optimizer's state came back with its old settings; what the configuration says now counts.
         put_settings(self.optimizer, settings)
         if step < self.total_steps:
@@ -227,6 +238,7 @@ class FullFineTuning:
         self.rates.step()
         self.loss.add(summed, tokens)
         numbers["loss"] = summed / max(tokens, 1)
+        self.guard.judge(numbers["loss"], self.model)
         self._count(window)
 
         moment = Moment(step, step - 1, epoch_end=self.loader.position == 0)
@@ -237,8 +249,12 @@ class FullFineTuning:
             metrics["val_loss"] = numbers["val_loss"] = score
         if "val_loss" in numbers or self.logging.reason_to_save(moment) is not None:
             self._log(step, numbers)
+        if self.guard.fault is not None:
+            self.checkpoints.wait()
+            found = self.checkpoints.catalog().checkpoints
+            raise diverged(self.guard.fault, step, found, self.position.samples, self.loader.epoch_samples)
         # After validation, so that a score belongs to the checkpoint of its own step.
-        self.checkpoints.step(step, metrics=metrics, epoch_end=moment.epoch_end)
+        self.checkpoints.step(step, metrics=metrics, epoch_end=moment.epoch_end, healthy=self.guard.healthy)
 
     def _count(self, window: Sequence[Batch]) -> None:
         tokens = sum(all_tokens(batch) for batch in window)

@@ -47,7 +47,7 @@ class Origin:
 
 
 def find_origin(folder: Path, source: str | int) -> Origin | None:
-    """The checkpoint that ``source`` (``auto``, ``never``, a step or a path) leads to; None for a fresh start.
+    """The checkpoint that ``source`` (``auto``, ``never``, ``healthy``, step, path) leads to; None for a fresh start.
 
     Raises CheckpointExistsError (``never`` in a folder that has some), CheckpointNotFoundError, CorruptCheckpointError.
     """
@@ -69,6 +69,13 @@ def find_origin(folder: Path, source: str | int) -> Origin | None:
         return None
     if source == "auto":
         return _first_readable(resume_candidates(catalog.checkpoints, "auto"))
+    if source == "healthy":
+        candidates = resume_candidates(catalog.checkpoints, "healthy")
+        if catalog.checkpoints and not candidates:
+            raise CheckpointNotFoundError(
+                f"resume: healthy: no checkpoint in {folder} is known to be healthy. Name a step instead.", path=folder
+            )
+        return _first_readable(candidates)
     if isinstance(source, int):
         candidates = resume_candidates(catalog.checkpoints, source)
         if not candidates and not any(entry.step == source for entry in catalog.damaged):

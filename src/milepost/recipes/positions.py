@@ -25,6 +25,23 @@ class DataPosition:
         """The epoch that the next batch belongs to."""
         return self._loader.epoch
 
+    @property
+    def samples(self) -> int:
+        """Samples that were yielded or left out, over all epochs."""
+        return self._loader.epoch * self._loader.epoch_samples + self._loader.position
+
+    def skip(self, samples: int) -> None:
+        """Leave out the next samples, beyond an epoch's end too, and say which."""
+        if not samples:
+            return
+        place = self.samples
+        epoch, position = divmod(place + samples, self._loader.epoch_samples)
+        self._loader.load_state_dict({**self._loader.state_dict(), "epoch": epoch, "position": position})
+        self._say(
+            f"skip_samples: {samples:,} samples are left out, those from {place:,} to {place + samples - 1:,} of the "
+            f"run's order; the next is number {position:,} of epoch {epoch + 1}"
+        )
+
     def state_dict(self) -> dict[str, Any]:
         """The loader's."""
         return self._loader.state_dict()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from milepost.errors import ConfigError
+from milepost.policy.asking import OnRequest, OnSignal
 from milepost.policy.retention import DiskBudget, KeepBest, KeepEvery, KeepLast, KeepRule, keep_last_rule
 from milepost.policy.saving import AtEpochEnd, AtSteps, EveryMinutes, EverySteps, First, LogSpaced, SaveSchedule
 from milepost.policy.spread import KeepLogSpaced, KeepWithin
@@ -20,6 +21,8 @@ _SCHEDULES: dict[str, Callable[[Any], SaveSchedule]] = {
     "every_minutes": EveryMinutes,
     "at_epoch_end": lambda value: _flag(value, "at_epoch_end", AtEpochEnd),
     "first": lambda value: _flag(value, "first", First),
+    "on_request": lambda value: _flag(value, "on_request", OnRequest),
+    "on_signal": lambda value: OnSignal(*value) if isinstance(value, list) else OnSignal(value),
 }
 _KEEPERS: dict[str, Callable[[Any, Mapping[str, Any]], KeepRule]] = {
     "last": lambda value, rest: KeepLast(value, **rest),

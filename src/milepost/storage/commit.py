@@ -60,6 +60,7 @@ class Draft:
     reasons: tuple[str, ...] = ()
     config: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    healthy: bool | None = None
     on_bytes: Callable[[int], object] = lambda count: None
 
     @property
@@ -234,4 +235,5 @@ def _manifest(draft: Draft, files: Mapping[str, FileRecord], direct: bool) -> Ma
         config=draft.config,
         ties=draft.state.ties,
         software={**draft.software, "io": "direct" if direct else "buffered"},
+        healthy=draft.healthy,
     )

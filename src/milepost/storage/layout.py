@@ -22,6 +22,7 @@ _REPLACED = re.compile(rf"step_(0|[1-9][0-9]*)\.replaced-{_ID}")
 _ASIDE = re.compile(rf"step_(0|[1-9][0-9]*)\.(pruned|replaced|superseded)-{_ID}")
 _MANIFEST_DRAFT = re.compile(rf"{re.escape(MANIFEST)}\.{_ID}")
 _POINTER_DRAFT = re.compile(rf"({'|'.join(POINTERS)})\.{_ID}")
+_REQUEST = re.compile(rf"save-({_ID})")
 _TENSOR_FILE = re.compile(r"(model|training_state/tensors)(-[0-9]{5}-of-[0-9]{5})?\.safetensors")
 _RESERVED = re.compile(rf"{re.escape(MANIFEST)}(\.{_ID})?|model.*\.safetensors.*|{TRAINING_STATE}(/.*)?")
 
@@ -98,6 +99,17 @@ def is_pointer_draft(name: str) -> bool:
     return _POINTER_DRAFT.fullmatch(name) is not None
 
 
+def request_name(request: str) -> str:
+    """The name of the file that asks a live run to save."""
+    return f"save-{request}"
+
+
+def parse_request(name: str) -> str | None:
+    """The id of a request by its file's name, None for every other name."""
+    match = _REQUEST.fullmatch(name)
+    return match[1] if match else None
+
+
 def shard_names(stem: str, count: int) -> list[str]:
     """File names of ``count`` safetensors shards, as Hugging Face spells them: one shard has no number."""
     if count == 1:
@@ -159,6 +171,11 @@ class RunFolder:
     def log(self) -> Path:
         """What became of checkpoints, one JSON object a line."""
         return self.control / "log.jsonl"
+
+    @property
+    def requests(self) -> Path:
+        """The folder of requests to save, one file each; it is there while the run's manager answers them."""
+        return self.control / "requests"
 
     @property
     def trash(self) -> Path:

@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import platform
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,41 @@ class RunLock:
         holder = _read_holder(self._descriptor)
         if taken or _may_be_alive(holder):
             raise RunLockedError(_sentence(folder, lock_file, holder), path=folder, pid=holder.get("pid"))
+
+
+def live_holder(folder: Path, lock_file: Path) -> dict[str, Any] | None:
+    """What is known of the process that holds a run's folder (``pid``, ``host``, …); None if nobody does.
+
+    Looks only: a run that starts at this moment is not in its way. Raises OSError if the lock file cannot be read.
+    """
+    try:
+        found = os.stat(folder)
+        # Closing the file, below, would drop a lock that this process holds itself.
+        if _held.get((found.st_dev, found.st_ino)) == os.getpid():
+            return _identity()
+        descriptor = os.open(lock_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        holder = _read_holder(descriptor)
+        try:
+            return holder if _is_locked(descriptor) else None
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return holder if _may_be_alive(holder) else None
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    # struct flock, all of the file: the order of its fields is the system's.
+    if platform.system() == "Darwin":
+        layout, question, at = "qqihh", (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET), 3
+    else:
+        layout, question, at = "hhqqi", (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0), 0
+    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(layout, *question))
+    return bool(struct.unpack(layout, answer)[at] != fcntl.F_UNLCK)
 
 
 def _identity() -> dict[str, Any]:

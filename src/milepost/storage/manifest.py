@@ -55,6 +55,7 @@ class Manifest:
     damage: str | None = None
     ties: Mapping[str, str] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
+    healthy: bool | None = None
     format_version: str = FORMAT_VERSION
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -75,6 +76,7 @@ class Manifest:
             pinned=self.pinned,
             config=self.config,
             state_size=sum(record.size for name, record in self.files.items() if is_training_state(name)),
+            healthy=self.healthy,
         )
 
 
@@ -98,6 +100,7 @@ def encode(manifest: Manifest) -> bytes:
         "damage": manifest.damage,
         "ties": dict(manifest.ties),
         "software": dict(manifest.software),
+        **({} if manifest.healthy is None else {"healthy": manifest.healthy}),
         **manifest.unknown,
         "digest": ALGORITHM,
         "files": {name: _record_out(record) for name, record in manifest.files.items()},
@@ -209,6 +212,7 @@ def _from_body(body: dict[str, Any], version: str, path: Path) -> Manifest:
     epoch = body.pop("epoch", None)
     config = body.pop("config", None)
     damage = body.pop("damage", None)
+    healthy = body.pop("healthy", None)
     return Manifest(
         step=_whole(body, "step"),
         serial=_whole(body, "serial"),
@@ -226,6 +230,7 @@ def _from_body(body: dict[str, Any], version: str, path: Path) -> Manifest:
         damage=None if damage is None else str(damage),
         ties={str(name): str(target) for name, target in body.pop("ties", {}).items()},
         software={str(name): str(value) for name, value in body.pop("software", {}).items()},
+        healthy=healthy if isinstance(healthy, bool) else None,
         format_version=version,
         unknown=body,
     )

@@ -180,16 +180,21 @@ class _Part:
 def open_listed(folder: Path, name: str, record: FileRecord) -> int:
     """A descriptor of one listed file. Raises CorruptCheckpointError: absent, not a plain file, another size."""
     try:
-        descriptor = _open_plain(folder, name)
+        descriptor = open_plain(folder, name)
     except OSError as error:
-        known = _REASONS.get(error.errno or 0)
-        what = f"{name} {known or f'cannot be read ({error.strerror})'}"
-        raise CorruptCheckpointError(f"{folder}/{what}", path=folder, problems=[what], unread=known is None) from error
+        raise unreadable(folder, name, error) from error
     size = os.fstat(descriptor).st_size
     if size != record.size:
         os.close(descriptor)
         raise fault(folder, f"{name} has {size} bytes, the manifest says {record.size}")
     return descriptor
+
+
+def unreadable(folder: Path, name: str, error: OSError) -> CorruptCheckpointError:
+    """The error for a listed file that cannot be opened or read."""
+    known = _REASONS.get(error.errno or 0)
+    what = f"{name} {known or f'cannot be read ({error.strerror})'}"
+    return CorruptCheckpointError(f"{folder}/{what}", path=folder, problems=[what], unread=known is None)
 
 
 def fault(folder: Path, what: str) -> CorruptCheckpointError:
@@ -212,7 +217,8 @@ def _read_all(descriptor: int, buffers: list[memoryview], at: int) -> bool:
     return True
 
 
-def _open_plain(folder: Path, name: str) -> int:
+def open_plain(folder: Path, name: str) -> int:
+    """A descriptor of a plain file in a checkpoint, no link followed. Raises OSError, CorruptCheckpointError."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
     at = os.open(folder, flags | os.O_DIRECTORY)
     for part in name.split("/")[:-1]:
