@@ -5,6 +5,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PEERS := $(VENV)/.peers
+BENCH ?=
 
 .PHONY: help demo test lint long bench docs clean
 
@@ -33,7 +35,13 @@ test: lint ## lint, then every test but the long ones
 long: $(READY) ## the long tests too (MILEPOST_TEST_DATA names a folder with real data)
 	@$(BIN)/python -m pytest -m "long or not long"
 
-bench: $(READY) ## what a step without a save and a listing of checkpoints cost
+$(PEERS): $(READY)
+	@echo "Installing what saving is compared with …"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
+	@touch $@
+
+bench: $(PEERS) ## what saving costs, beside other tools and the limits (BENCH=--quick: two minutes instead of hours)
+	@$(BIN)/python -m benchmarks.saving $(BENCH)
 	@$(BIN)/python benchmarks/step_cost.py
 	@$(BIN)/python benchmarks/listing.py
 

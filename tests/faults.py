@@ -26,8 +26,8 @@ class UnsyncedFile(LocalFile):
 class UnsyncedBackend(LocalBackend):
     """The local file system without the wait for the disk, which makes thousands of commits affordable."""
 
-    def create(self, path: Path) -> LocalFile:
-        return UnsyncedFile(path)
+    def create(self, path: Path, size: int | None = None) -> LocalFile:
+        return UnsyncedFile(path, size, direct=self.direct)
 
     def sync_folder(self, path: Path) -> None:
         os.stat(path)
@@ -57,8 +57,8 @@ class FaultyBackend:
     for_good: bool = False
     names: list[str] = field(default_factory=list)
 
-    def create(self, path: Path) -> WritableFile:
-        return FaultyFile(self, self.around("create", self.inner.create, path))
+    def create(self, path: Path, size: int | None = None) -> WritableFile:
+        return FaultyFile(self, self.around("create", self.inner.create, path, size))
 
     def make_folder(self, path: Path) -> None:
         self.around("make_folder", self.inner.make_folder, path)
@@ -113,6 +113,10 @@ class FaultyFile:
     def write(self, data: memoryview | bytes) -> None:
         self._backend.around("write", self._file.write, data)
 
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
+
     def sync(self) -> None:
         self._backend.around("sync", self._file.sync)
 
@@ -127,7 +131,8 @@ class QuotaBackend(UnsyncedBackend):
         self.root = root
         self.quota = quota
 
-    def create(self, path: Path) -> Any:
+    def create(self, path: Path, size: int | None = None) -> Any:
+        # As on a file system that gives no place ahead of the write.
         return QuotaFile(self, super().create(path))
 
     def append(self, path: Path, data: bytes) -> None:
@@ -154,6 +159,10 @@ class QuotaFile:
         self._file.write(view[:free])
         if view.nbytes > free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
 
     def sync(self) -> None:
         self._file.sync()

@@ -57,8 +57,8 @@ class PowerModel(UnsyncedBackend):
         self.trees: dict[object, Tree] = {}
         self.note()
 
-    def create(self, path: Path) -> ModelFile:
-        real = super().create(path)
+    def create(self, path: Path, size: int | None = None) -> ModelFile:
+        real = super().create(path, size)
         file = File()
         self._change([(*self._place(path), file)])
         return ModelFile(self, real, file)
@@ -161,6 +161,10 @@ class ModelFile:
         self._real.write(data)
         self._file.content += bytes(data)
         self._model.note()
+
+    @property
+    def direct(self) -> bool:
+        return self._real.direct
 
     def sync(self) -> None:
         self._file.safe = len(self._file.content)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from torch import nn
@@ -13,8 +13,10 @@ from milepost.errors import ConfigError
 from milepost.records import TextAsset
 from milepost.storage.layout import is_reserved, is_safe_name
 
+_LONGEST = 255
 
-def collect_assets(assets: Iterable[Any]) -> dict[str, bytes]:
+
+def collect_assets(assets: Iterable[Any], config_name: str | None = None) -> dict[str, bytes]:
     """File names and contents of assets: objects with ``save_pretrained``, files, folders, ``TextAsset``s.
 
     Of an ``nn.Module`` its ``config`` and ``generation_config`` are taken, never its weights. Raises ConfigError for
@@ -23,11 +25,22 @@ def collect_assets(assets: Iterable[Any]) -> dict[str, bytes]:
     files: dict[str, bytes] = {}
     for asset in assets:
         for name, content in _contents(asset).items():
-            if is_reserved(name) or not is_safe_name(name):
+            if any(map(is_reserved, _with_parents(name))) or not is_safe_name(name):
                 raise ConfigError(f"asset {name!r} has a name that a checkpoint keeps for its own files; rename it")
+            if any(len(part.encode()) > _LONGEST for part in name.split("/")):
+                raise ConfigError(f"asset {name!r} has a name of more than {_LONGEST} bytes; rename it")
             if files.setdefault(name, content) != content:
                 raise ConfigError(f"two assets have the name {name!r}; rename one of them")
+    for name in files:
+        if folders := [folder for folder in _with_parents(name)[1:] if folder in files]:
+            raise ConfigError(f"asset {name!r} lies in {folders[0]!r}, which is the name of another; rename one")
+    if config_name is not None and config_name not in files:
+        raise ConfigError(f"config_name={config_name!r} is no asset's name; there are {', '.join(files) or 'none'}")
     return files
+
+
+def _with_parents(name: str) -> list[str]:
+    return [name, *map(str, PurePosixPath(name).parents)]
 
 
 def _contents(asset: Any) -> dict[str, bytes]:
@@ -48,7 +61,9 @@ def _contents(asset: Any) -> dict[str, bytes]:
 
 def _from_path(path: Path) -> dict[str, bytes]:
     if path.is_dir():
-        return {f"{path.name}/{name}": content for name, content in _files_in(path)}
+        if not path.resolve().name:
+            raise ConfigError(f"asset {path} is a whole file system; name the files or folders in it")
+        return {f"{path.resolve().name}/{name}": content for name, content in _files_in(path)}
     try:
         return {path.name: path.read_bytes()}
     except OSError as error:

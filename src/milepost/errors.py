@@ -42,12 +42,18 @@ class CheckpointExistsError(MilepostError):
 
 
 class CorruptCheckpointError(MilepostError):
-    """A checkpoint's bytes are not what its manifest says; ``problems`` holds one sentence for each fault."""
+    """A checkpoint's bytes are not what its manifest says; ``problems`` holds one sentence for each fault.
 
-    def __init__(self, message: str, *, path: Path | None = None, problems: Sequence[str] = ()) -> None:
+    ``unread`` says that the system could not read them, which may be otherwise another time.
+    """
+
+    def __init__(
+        self, message: str, *, path: Path | None = None, problems: Sequence[str] = (), unread: bool = False
+    ) -> None:
         super().__init__(message)
         self.path = path
         self.problems = tuple(problems)
+        self.unread = unread
 
 
 class IncompatibleStateError(MilepostError):

@@ -44,7 +44,8 @@ def as_keep_rules(keep: KeepRule | Sequence[KeepRule] | None) -> tuple[KeepRule,
 class Keeper:
     """Keeps a run's folder as its rules ask. ``resumed_from`` is protected until a newer checkpoint is durable.
 
-    What is pruned stays in the trash for ``grace`` seconds. ``limited`` says whether a rule limits the disk space.
+    What is pruned stays in the trash for ``grace`` seconds. ``limited`` says whether a rule limits the disk space,
+    ``active`` whether the run has begun: before, its checkpoints are not verified, and a changed manifest prunes none.
     """
 
     def __init__(self, run: RunFolder, backend: Backend, rules: tuple[KeepRule, ...], *, grace: float = 0.0) -> None:
@@ -55,6 +56,7 @@ class Keeper:
         self.limited = any(isinstance(rule, DiskLimit) for rule in rules)
         self._warned: set[str] = set()
         self.resumed_from: str | None = None
+        self.active = False
 
     def plan(self, run_id: str | None, next_bytes: int | None = None) -> RetentionPlan:
         """What the rules ask for now; nothing is done. By default the next checkpoint is expected to be like the last.
@@ -121,7 +123,7 @@ class Keeper:
         self.tidy(checkpoint.run_id)
 
     def change(self, checkpoint: Checkpoint, fields: Mapping[str, Any]) -> None:
-        """Rewrite fields of a checkpoint's manifest (``metrics`` are added to it), and ask the rules again."""
+        """Rewrite fields of a checkpoint's manifest (``metrics`` are added to it), and ask an active keeper's rules."""
 
         def changed(manifest: Manifest) -> Manifest:
             metrics = {**manifest.metrics, **fields.get("metrics", {})}
@@ -132,7 +134,8 @@ class Keeper:
                 what = "pinned" if fields["pinned"] else "unpinned"
                 record(self._run, self._backend, [Event(time.time(), what, checkpoint.step)])
             rewrite_manifest(self._backend, checkpoint.path, changed)
-        self.tidy(checkpoint.run_id)
+        if self.active:
+            self.tidy(checkpoint.run_id)
 
     def best(self, metric: str, mode: str | None) -> Checkpoint | None:
         """The checkpoint with the best score. Raises ValueError if neither ``mode`` nor a rule says what is better."""

@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import logging
-import operator
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, SupportsIndex
+from typing import Any, Literal, Self, SupportsIndex
 
 from milepost.assets import collect_assets
+from milepost.capturing import Capturer
+from milepost.closing import finish
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.keeping import Keeper, as_keep_rules
 from milepost.policy.retention import KeepRule
 from milepost.policy.saving import SaveSchedule, as_schedule, reasons_to_save
 from milepost.preflight import Preflight
-from milepost.quantities import own_value, parse_duration, parse_size, read_numbers, whole_number
+from milepost.quantities import one_of, own_value, parse_duration, parse_size, read_numbers, whole_number
 from milepost.records import Checkpoint, Moment
-from milepost.resumption import find_origin, refuse_used, rewind
+from milepost.resumption import Restorer, refuse_used, resume_from, rewind
 from milepost.saver import Constants, Saver
 from milepost.signals import SignalWatcher
-from milepost.snapshot.capture import capture
 from milepost.snapshot.restore import restore
 from milepost.snapshot.stateful import check_state
 from milepost.storage.backend import Backend, LocalBackend
@@ -42,9 +44,12 @@ class CheckpointManager:
     random number generators are always part of it. ``save`` is a schedule or a list of them, ``keep`` a rule or a
     list (empty keeps all), ``assets`` what is written beside the weights, ``config_name`` the name of the one among
     them that is the run's configuration. With ``background`` the state is copied at a save and written while training
-    goes on; without, it is written from where it is before ``step`` returns. ``verify`` says what a resume checks.
-    With ``signals``, SIGTERM and SIGINT save and set ``should_stop``, and SIGUSR1 saves. What is pruned can be brought
-    back for ``trash_grace`` (seconds, or a text such as ``"2h"``), and takes its space as long.
+    goes on; without, it is written from where it is before ``step`` returns, and no copy is made. ``capture`` says
+    when the copy is complete: ``"immediate"``, when ``step`` returns; ``"overlapped"``, before an optimizer's next
+    step, which waits for it. ``when_busy`` says what a save does that is due while another is written: ``"wait"`` or
+    ``"skip"``. ``verify`` says what a resume checks. With ``signals``, SIGTERM and SIGINT save and set
+    ``should_stop``, and SIGUSR1 saves. What is pruned can be brought back for ``trash_grace`` (seconds, or a text such
+    as ``"2h"``), and takes its space as long.
 
     Raises RunLockedError if another live manager has the folder, SaveFailedError if it cannot be written to,
     UnsupportedStateError for a state that cannot be stored, ValueError or TypeError for bad arguments.
@@ -60,31 +65,37 @@ class CheckpointManager:
         assets: Iterable[Any] = (),
         config_name: str | None = None,
         background: bool = True,
+        capture: Literal["overlapped", "immediate"] = "overlapped",
+        when_busy: Literal["wait", "skip"] = "wait",
         verify: VerifyLevel = "digests",
         signals: bool = True,
         max_shard_size: int | str = "5GB",
         trash_grace: float | str = 0,
         backend: Backend | None = None,
     ) -> None:
-        if verify not in ("digests", "sizes"):
-            raise ValueError(f"verify={verify!r} must be 'digests' or 'sizes'")
-        self._verify: VerifyLevel = verify
+        self._verify: VerifyLevel = one_of(verify, "verify", "digests", "sizes")
+        overlapped = one_of(capture, "capture", "overlapped", "immediate") == "overlapped"
+        self._skips = one_of(when_busy, "when_busy", "wait", "skip") == "skip"
         self._schedule = as_schedule(save)
         rules, grace = as_keep_rules(keep), parse_duration(trash_grace, "trash_grace")
         self._state, self._entries = state, check_state(state)
-        constants = Constants(collect_assets(assets), config_name, parse_size(max_shard_size, "max_shard_size"))
-        self._background, self._backend = background, LocalBackend() if backend is None else backend
+        most = parse_size(max_shard_size, "max_shard_size")
+        constants = Constants(collect_assets(assets, config_name), config_name, most)
+        self._backend = LocalBackend() if backend is None else backend
         self._run, self._lock = open_run(Path(folder), self._backend)
         self._keeper = Keeper(self._run, self._backend, rules, grace=grace)
-        self._saver = Saver(self._run, self._backend, self._keeper, constants, background=background)
+        self._capturer = Capturer(self._entries, most, background=background, overlapped=overlapped)
+        self._saver = Saver(self._run, self._backend, self._keeper, self._capturer, constants, background=background)
         self._preflight = Preflight(self._run, self._backend, rules, self._schedule, grace)
         self._watcher = SignalWatcher()
         if signals:
             self._watcher.install()
+        self._pid = os.getpid()
         self._step, self._seconds, self._clock_zero = 0, 0.0, time.monotonic()
         # The step that the state on disk is known to be at, other than through a save of this process.
         self._resumed_step: int | None = None
         self._metrics: Mapping[str, Any] = {}
+        self._raised_at: int | None = None
         self._begun = self._stepped = self._closed = self._should_stop = False
 
     @property
@@ -107,6 +118,11 @@ class CheckpointManager:
         """The signal that asked the run to end, if one did."""
         return self._watcher.ending
 
+    @property
+    def held_up_seconds(self) -> float:
+        """How long copies of the state have kept training waiting, in ``step`` and before optimizers' steps."""
+        return self._capturer.held_up
+
     def resume(self, source: str | SupportsIndex | Path = "auto", *, allow_missing: Iterable[str] = ()) -> int:
         """Restore the state and give the step that it belongs to: 0 for a fresh run; the next step is one more.
 
@@ -120,10 +136,10 @@ class CheckpointManager:
         self._refuse_if_closed("resume()")
         if self._begun:
             raise CheckpointExistsError("resume() comes once, before the first step() or save()", path=self.folder)
-        wanted = source if isinstance(source, str | Path) else operator.index(source)
-        origin = find_origin(self._run, self._backend, wanted, self._verify)
+        wanted = source if isinstance(source, str | Path) else whole_number(source, "resume: source")
+        given = partial(restore, self._entries, allow_missing=tuple(allow_missing))
+        origin = resume_from(self._run, self._backend, wanted, Restorer(self._verify, given))
         if origin is not None:
-            restore(self._entries, origin.snapshot, allow_missing=tuple(allow_missing))
             self._step = origin.checkpoint.step
             self._seconds = origin.manifest.seconds
             if origin.inside:
@@ -136,20 +152,24 @@ class CheckpointManager:
                     self._saver.serial = rewind(self._run, self._backend, origin.checkpoint)
             logger.info("resumed from %s", origin.checkpoint.path)
         self._clock_zero = time.monotonic() - self._seconds
-        self._begun = True
+        self._begun = self._keeper.active = True
         return self._step
 
     def step(self, step: SupportsIndex, metrics: Mapping[str, Any] | None = None, *, epoch_end: bool = False) -> None:
         """Tell of the end of step number ``step`` (1 is the first): saves if a schedule or a signal asks for it.
 
         ``metrics`` maps names to numbers or one-element tensors; they are read only if this step is saved. Raises
-        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once.
+        ValueError if ``step`` is not larger than the one before, and the error of an earlier save that failed, once,
+        after this step was saved if it was due.
         """
-        if self._saver.has_news:
-            self._saver.report()
+        if self._raised_at is not None and step == self._raised_at:
+            self._raised_at = None
+            return
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero
         reasons = reasons_to_save(self._schedule, Moment(number, self._step, seconds, self._seconds, epoch_end))
+        if not reasons and not self._stepped:
+            self._capturer.prepare()
         self._step, self._seconds, self._stepped = number, seconds, True
         self._metrics = {} if metrics is None else {name: own_value(value) for name, value in metrics.items()}
         # Read once: a signal that comes after this line is the next step's.
@@ -158,11 +178,20 @@ class CheckpointManager:
             reasons = (*reasons, ending.name)
         if self._watcher.saving is not None:
             reasons = (*reasons, self._watcher.take_saving())
-        if reasons:
+        reasons = (*reasons, *self._saver.take_again())
+        if reasons and self._skips and ending is None and self._saver.busy:
+            logger.warning("step %d is not saved: another is still being written (when_busy='skip')", number)
+        elif reasons:
             self._save(reasons)
         if ending is not None:
-            self.wait()
+            self._saver.wait()
             self._should_stop = True
+        # Last, so that the step and its save count whatever is raised here; who catches it may tell of the step again.
+        if self._saver.has_news or self._watcher.raised is not None:
+            self._raised_at = number
+            self._saver.report()
+            self._watcher.raise_pending()
+            self._raised_at = None
 
     def save(self) -> Job[Checkpoint]:
         """Save the current step now (before the first one: the resumed step, or step 0).
@@ -221,17 +250,21 @@ class CheckpointManager:
 
         Raises the error of a save that failed, once; the lock and the handlers are given back all the same.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         try:
-            self._saver.wait()
+            finish(self._saver)
             if self._stepped and self._saver.saving(self._step) is None:
                 self._save(("the last step",))
-            self._saver.wait()
-            self._saver.tell()
+                finish(self._saver)
         finally:
-            self._release()
-        self._saver.raise_failure()
+            try:
+                self._release()
+            finally:
+                self._saver.report()
+        if not self._should_stop:
+            self._watcher.send_again()
+        self._watcher.raise_pending()
 
     def __enter__(self) -> Self:
         return self
@@ -239,7 +272,7 @@ class CheckpointManager:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is None:
             self.close()
-        elif not self._closed:
+        elif not self._closed and os.getpid() == self._pid:
             # The state may be half updated, so nothing new is saved.
             self._release()
             while (failure := self._saver.take_error()) is not None:
@@ -260,29 +293,21 @@ class CheckpointManager:
 
     def _begin(self) -> None:
         refuse_used(self._run)
-        self._begun = True
+        self._begun = self._keeper.active = True
 
     def _save(self, reasons: Sequence[str]) -> Job[Checkpoint]:
-        metrics = read_numbers(self._metrics)
-        # One save in flight: its copy of the state must be gone before the next one is made.
-        self._saver.wait()
-        job = self._saver.save(
+        self._entries.refuse_changes(self._state)
+        return self._saver.save(
             self._step,
-            capture(self._entries, copy=self._background),
             reasons=reasons,
-            metrics=metrics,
+            metrics=read_numbers(self._metrics),
             epoch=self._epoch(),
             seconds=self._seconds,
         )
-        if not self._background:
-            self._saver.raise_failure()
-        return job
 
     def _change(self, step: SupportsIndex, **fields: Any) -> None:
         self._refuse_if_closed("a change of a checkpoint")
         self._saver.change(whole_number(step, "step"), **fields)
-        if not self._background:
-            self._saver.raise_failure()
 
     def _epoch(self) -> int | None:
         epochs = (getattr(value, "epoch", None) for value in self._state.values())
@@ -291,9 +316,16 @@ class CheckpointManager:
     def _refuse_if_closed(self, what: str) -> None:
         if self._closed:
             raise MilepostError(f"{what} came after this CheckpointManager was closed; make a new one")
+        if os.getpid() != self._pid:
+            raise MilepostError(
+                f"{what} came from process {os.getpid()}, which was forked from the run's own, process {self._pid}; "
+                "only that one saves"
+            )
 
     def _release(self) -> None:
         self._closed = True
-        self._saver.close()
-        self._watcher.restore()
-        self._lock.release()
+        try:
+            self._saver.close()
+        finally:
+            self._watcher.restore()
+            self._lock.release()

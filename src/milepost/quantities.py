@@ -6,7 +6,9 @@ import math
 import operator
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -76,6 +78,13 @@ def whole_number(value: Any, what: str) -> int:
         raise TypeError(f"{what}={value!r} must be a whole number, not {type(value).__name__}") from None
 
 
+def one_of(value: T, what: str, *choices: str) -> T:
+    """The value, if it is one of the choices. Raises ValueError naming ``what`` and the choices otherwise."""
+    if value not in choices:
+        raise ValueError(f"{what}={value!r} must be {' or '.join(map(repr, choices))}")
+    return value
+
+
 def own_value(value: Any) -> Any:
     """The value itself; of a tensor a copy without the graph that made it, since it may be read much later."""
     return value.detach().clone() if hasattr(value, "detach") else value
@@ -89,6 +98,7 @@ def read_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             raise TypeError(f"metrics: the name {name!r} must be a text")
         try:
             numbers[name] = float(value.detach() if hasattr(value, "detach") else value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise type(error)(f"metrics[{name!r}] is {type(value).__name__}, not one number: {error}") from None
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            kind = ValueError if isinstance(error, OverflowError) else type(error)
+            raise kind(f"metrics[{name!r}] is {type(value).__name__}, not one number: {error}") from None
     return numbers

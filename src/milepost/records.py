@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 JSON = Any
 """A value that ``json`` writes and reads back as it was."""
@@ -70,13 +70,15 @@ class Checkpoint:
 class Damaged:
     """A folder that carries a manifest but is not a checkpoint that can be used, and why.
 
-    ``newer_format`` is the format's version where that is the only thing against it.
+    ``newer_format`` is the format's version where that is the only thing against it; ``passed_over`` the checkpoint
+    where all that is against it is that a resume could not use it then.
     """
 
     step: int
     path: Path
     reason: str
     newer_format: str | None = None
+    passed_over: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +97,73 @@ class Moment:
     epoch_end: bool = False
 
 
+class TensorSource(Protocol):
+    """One tensor to be stored, wherever it is: ``nbytes`` contiguous bytes, row-major, little-endian.
+
+    ``dtype`` is safetensors' spelling (``"BF16"``). Where safetensors has no such dtype, ``logical`` names torch's
+    (``"complex128"``) and ``shape``/``dtype`` describe the bytes stored.
+    """
+
+    @property
+    def dtype(self) -> str: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def logical(self) -> str | None: ...  # noqa: D102
+    @property
+    def nbytes(self) -> int: ...  # noqa: D102
+
+    def copy_into(self, target: memoryview, start: int) -> None:
+        """Copy the bytes from ``start`` on into all of ``target``."""
+
+
+class StoredSource(TensorSource, Protocol):
+    """A tensor that was stored, wherever its bytes are."""
+
+    @property
+    def data(self) -> memoryview:
+        """All of its bytes in host memory."""
+
+
+Fill = Callable[[Iterable[tuple[StoredSource, memoryview]]], None]
+"""Brings the bytes of stored tensors to memory of their sizes."""
+
+
+class Restorable(Protocol):
+    """A stored state, to be restored; the fields are those of ``Snapshot``, the tensors may still be in files."""
+
+    @property
+    def weights(self) -> Mapping[str, StoredSource]: ...  # noqa: D102
+    @property
+    def ties(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def state(self) -> Mapping[str, JSON]: ...  # noqa: D102
+    @property
+    def tensors(self) -> Mapping[str, StoredSource]: ...  # noqa: D102
+
+    def fill(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Bring the bytes of tensors to memory, and make sure of all others. Raises CorruptCheckpointError."""
+
+    def fill_again(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Bring the bytes of tensors to memory after all was made sure of. Raises CorruptCheckpointError."""
+
+
+class Storable(Protocol):
+    """A state to be stored; the fields are those of ``Snapshot``, the tensors may still be the live ones."""
+
+    @property
+    def weights(self) -> Mapping[str, TensorSource]: ...  # noqa: D102
+    @property
+    def ties(self) -> Mapping[str, str]: ...  # noqa: D102
+    @property
+    def state(self) -> Mapping[str, JSON]: ...  # noqa: D102
+    @property
+    def tensors(self) -> Mapping[str, TensorSource]: ...  # noqa: D102
+
+
 @dataclass(frozen=True, slots=True)
 class TensorBytes:
-    """One tensor's bytes in host memory: contiguous, row-major, little-endian.
-
-    ``dtype`` is safetensors' spelling (``"BF16"``). ``data`` is a flat view of unsigned bytes. Where safetensors has
-    no such dtype, ``logical`` names torch's (``"complex128"``) and ``shape``/``dtype`` describe the bytes stored.
-    """
+    """A tensor's bytes in host memory, as ``TensorSource`` describes them; ``data`` is a flat view of them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -112,6 +174,10 @@ class TensorBytes:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.data.nbytes
+
+    def copy_into(self, target: memoryview, start: int) -> None:
+        """Copy the bytes from ``start`` on into all of ``target``."""
+        target[:] = self.data[start : start + target.nbytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +193,15 @@ class Snapshot:
     ties: Mapping[str, str]
     state: Mapping[str, JSON]
     tensors: Mapping[str, TensorBytes]
+
+    def fill(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """Copy tensors to memory of their sizes."""
+        for source, target in pairs:
+            source.copy_into(target, 0)
+
+    def fill_again(self, pairs: Iterable[tuple[StoredSource, memoryview]]) -> None:
+        """The same as ``fill``: what is in memory needs no second look."""
+        self.fill(pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
-"""Finding the checkpoint that a run goes on from, and reading it: catalog, choice, verification, restore."""
+"""The checkpoint that a run goes on from: found, checked while it is read, restored."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,18 +13,19 @@ from milepost.errors import (
     CheckpointExistsError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
+    SaveFailedError,
     UnsupportedFormatError,
 )
 from milepost.policy.resuming import resume_candidates
-from milepost.records import Checkpoint, Snapshot
+from milepost.records import Checkpoint, Restorable
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import Catalog, find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
-from milepost.storage.layout import RunFolder, parse_step
+from milepost.storage.layout import MANIFEST, RunFolder, parse_step
 from milepost.storage.log import Event, record
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.pointers import follow
-from milepost.storage.reader import read_snapshot
+from milepost.storage.reader import StoredState
 from milepost.storage.sweep import supersede
 from milepost.storage.verify import VerifyLevel
 
@@ -37,55 +38,74 @@ class Origin:
 
     checkpoint: Checkpoint
     manifest: Manifest
-    snapshot: Snapshot
     inside: bool
 
 
-def find_origin(run: RunFolder, backend: Backend, source: str | int | Path, verify: VerifyLevel) -> Origin | None:
-    """The checkpoint that ``source`` names, verified and read; None where ``"auto"`` finds a folder without any.
+@dataclass(frozen=True, slots=True)
+class Restorer:
+    """How a checkpoint is checked, and what is then done with it (``restore``)."""
 
-    Raises CheckpointNotFoundError, CheckpointExistsError, CorruptCheckpointError (for ``"auto"`` only if no good one
-    is left), UnsupportedFormatError.
+    verify: VerifyLevel
+    restore: Callable[[Restorable], None]
+
+
+def resume_from(run: RunFolder, backend: Backend, source: str | int | Path, restorer: Restorer) -> Origin | None:
+    """Restore the checkpoint that ``source`` names, and give it; None where ``"auto"`` finds a folder without any.
+
+    Raises what ``restore`` raises; a CorruptCheckpointError of ``"auto"`` only if no older checkpoint is good. Raises
+    CheckpointNotFoundError, CheckpointExistsError, UnsupportedFormatError.
     """
     catalog = read_catalog(run.path)
     if source == "auto":
-        return _newest_good(run, backend, catalog, verify)
+        return _newest_good(run, backend, catalog, restorer)
     if isinstance(source, int):
-        return _read(_at(run, catalog, source), verify, inside=True)
+        return _restore(_at(run, catalog, source), restorer, inside=True)
     # A link that somebody names is followed; links found in a run's folder are not.
     path = follow(Path(source))
     if path.parent == run.path and (step := parse_step(path.name)) is not None:
-        return _read(_at(run, catalog, step), verify, inside=True)
+        return _restore(_at(run, catalog, step), restorer, inside=True)
     if catalog.checkpoints or catalog.damaged:
         raise CheckpointExistsError(
             f"{run.path} already holds checkpoints, so a run from {path} cannot start in it. Use resume='auto' to go "
             "on with what is there, or another folder for the new run.",
             path=run.path,
         )
-    if parse_step(path.name) is None and (found := read_catalog(path)).checkpoints:
-        return _newest_good(RunFolder(path), None, found, verify)
-    return _read(find_checkpoint(path)[0], verify, inside=False)
+    if not (path / MANIFEST).exists():
+        found = read_catalog(path)
+        if found.checkpoints or found.damaged:
+            return _newest_good(RunFolder(path), None, found, restorer)
+    return _restore(find_checkpoint(path)[0], restorer, inside=False)
 
 
-def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, verify: VerifyLevel) -> Origin | None:
+def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, restorer: Restorer) -> Origin | None:
     for newer in (entry for entry in catalog.damaged if entry.newer_format is not None):
         raise UnsupportedFormatError(
             f"{newer.path} was {newer.reason}. Install a newer Milepost to go on with this run.",
             path=newer.path,
             version=newer.newer_format,
         )
-    problems = [f"{entry.path}: {entry.reason}" for entry in catalog.damaged]
+    problems = []
     for entry in (*catalog.damaged, *catalog.ignored):
-        logger.warning("passed over %s: %s", entry.path, entry.reason)
-    for checkpoint in resume_candidates(catalog.checkpoints, "auto"):
+        if entry.passed_over is None:
+            logger.warning("passed over %s: %s", entry.path, entry.reason)
+    # What was damaged at an earlier resume may be whole now: files come back from a copy.
+    earlier = {entry.path: entry.passed_over for entry in catalog.damaged if entry.passed_over is not None}
+    problems += [f"{entry.path}: {entry.reason}" for entry in catalog.damaged if entry.path not in earlier]
+    known = sorted((*catalog.checkpoints, *earlier.values()), key=lambda checkpoint: checkpoint.serial)
+    for checkpoint in resume_candidates(known, "auto"):
         try:
-            return _read(checkpoint, verify, inside=backend is not None)
+            origin = _restore(checkpoint, restorer, inside=backend is not None)
         except CorruptCheckpointError as error:
             reason = "; ".join(error.problems)
             logger.warning("passed over %s: %s", checkpoint.path, reason)
             problems.append(f"{checkpoint.path}: {reason}")
-            if backend is not None:
-                _mark_damaged(backend, checkpoint, reason)
+            if backend is not None and not error.unread:
+                _mark(backend, checkpoint, reason)
+            continue
+        if backend is not None and checkpoint.path in earlier:
+            logger.warning("%s can be used again", checkpoint.path)
+            _mark(backend, checkpoint, None)
+        return origin
     if problems:
         raise CorruptCheckpointError(
             f"no checkpoint in {run.path} can be used, and starting again from step 0 would hide that: "
@@ -97,13 +117,13 @@ def _newest_good(run: RunFolder, backend: Backend | None, catalog: Catalog, veri
     return None
 
 
-def _mark_damaged(backend: Backend, checkpoint: Checkpoint, reason: str) -> None:
+def _mark(backend: Backend, checkpoint: Checkpoint, damage: str | None) -> None:
     # Durable, so that retention never counts it among the good ones, in this process or in later ones.
     with contextlib.suppress(OSError, CorruptCheckpointError):
-        rewrite_manifest(backend, checkpoint.path, lambda manifest: replace(manifest, damage=reason))
+        rewrite_manifest(backend, checkpoint.path, lambda manifest: replace(manifest, damage=damage))
 
 
-def _read(checkpoint: Checkpoint, verify: VerifyLevel, *, inside: bool) -> Origin:
+def _restore(checkpoint: Checkpoint, restorer: Restorer, *, inside: bool) -> Origin:
     if not checkpoint.resumable:
         raise CheckpointNotFoundError(
             f"{checkpoint.path} holds weights only, and a run cannot be resumed from those. Choose a full checkpoint, "
@@ -112,7 +132,8 @@ def _read(checkpoint: Checkpoint, verify: VerifyLevel, *, inside: bool) -> Origi
             step=checkpoint.step,
         )
     manifest = read_manifest(checkpoint.path)
-    return Origin(checkpoint, manifest, read_snapshot(checkpoint.path, manifest, verify=verify), inside)
+    restorer.restore(StoredState(checkpoint.path, manifest, verify=restorer.verify))
+    return Origin(checkpoint, manifest, inside)
 
 
 def _at(run: RunFolder, catalog: Catalog, step: int) -> Checkpoint:
@@ -120,6 +141,8 @@ def _at(run: RunFolder, catalog: Catalog, step: int) -> Checkpoint:
     if found is not None:
         return found
     for entry in catalog.damaged:
+        if entry.step == step and entry.passed_over is not None:
+            return entry.passed_over
         if entry.step == step and entry.newer_format is not None:
             raise UnsupportedFormatError(
                 f"{entry.path} was {entry.reason}", path=entry.path, version=entry.newer_format
@@ -149,10 +172,21 @@ def refuse_used(run: RunFolder) -> None:
 def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     """Put the checkpoints committed after this one aside, durably; gives the highest serial among them (or its own).
 
-    It is done before the first new update, so that a crash cannot undo the choice.
+    Those that cannot be read now go too if their steps are later: they may be readable at the next resume. It is done
+    before the first new update, so that a crash cannot undo the choice. Raises SaveFailedError.
     """
-    later = [other for other in read_catalog(run.path).checkpoints if other.serial > checkpoint.serial]
+    catalog = read_catalog(run.path)
+    passed_over = [entry.passed_over for entry in catalog.damaged if entry.passed_over is not None]
+    later = [other for other in (*catalog.checkpoints, *passed_over) if other.serial > checkpoint.serial]
+    unreadable = [entry for entry in catalog.damaged if entry.passed_over is None and entry.step > checkpoint.step]
     why = f"the run went back to step {checkpoint.step}"
-    record(run, backend, [Event(time.time(), "superseded", other.step, why, other.size) for other in later])
-    supersede(run, backend, later)
+    events = [Event(time.time(), "superseded", other.step, why, other.size) for other in later]
+    try:
+        record(run, backend, events)
+        supersede(run, backend, [*unreadable, *later])
+    except OSError as error:
+        raise SaveFailedError(
+            f"the checkpoints after {checkpoint.path} could not be put aside: {error}. Nothing is lost; try again.",
+            path=run.path,
+        ) from error
     return max((other.serial for other in later), default=checkpoint.serial)

@@ -8,7 +8,7 @@ from torch import nn
 
 from milepost.snapshot.restore import LoadResult, restore_model
 from milepost.storage.catalog import find_checkpoint
-from milepost.storage.levels import read_weights
+from milepost.storage.levels import stored_weights
 from milepost.storage.pointers import follow
 
 
@@ -19,7 +19,9 @@ def load_weights(path: str | Path, model: nn.Module, strict: bool = True) -> Loa
     IncompatibleStateError for tensors of another shape or, if ``strict``, for missing and unexpected ones; the model
     is untouched by any error.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"load_weights: model is a {type(model).__name__}, not a torch.nn.Module")
     # A link that somebody names is followed; links inside a checkpoint are not.
     folder = follow(Path(path))
     _, manifest = find_checkpoint(folder)
-    return restore_model(model, read_weights(folder, manifest), manifest.ties, strict=strict)
+    return restore_model(model, stored_weights(folder, manifest), strict=strict)

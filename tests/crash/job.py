@@ -15,7 +15,7 @@ import xxhash
 from milepost import KeepBest, KeepLast
 from milepost.storage.backend import LocalBackend, WritableFile
 from milepost.storage.catalog import read_catalog
-from tests.manager.training import Run
+from tests.manager.training import MODES, Run
 
 LAST_STEP = 8
 EVERY = 2
@@ -56,6 +56,10 @@ class KillingFile:
     def write(self, data: memoryview | bytes) -> None:
         self._killer.around(self._file.write, data)
 
+    @property
+    def direct(self) -> bool:
+        return self._file.direct
+
     def sync(self) -> None:
         self._killer.around(self._file.sync)
 
@@ -72,21 +76,21 @@ class KillingBackend(LocalBackend):
             setattr(self, name, lambda *arguments, operation=operation: killer.around(operation, *arguments))
         self._killer = killer
 
-    def create(self, path: Path) -> Any:
-        return KillingFile(self._killer.around(super().create, path), self._killer)
+    def create(self, path: Path, size: int | None = None) -> Any:
+        return KillingFile(self._killer.around(super().create, path, size), self._killer)
 
 
-def run_job(folder: Path, *, kill_at: int = 0, when: str = "before", background: bool = True) -> None:
+def run_job(folder: Path, *, kill_at: int = 0, when: str = "before", mode: str = "overlapped") -> None:
     """Train to the last step from wherever the folder stands, and leave what was computed in its result file.
 
-    ``kill_at`` counts backend operations from the run's start; 0 kills nothing.
+    ``kill_at`` counts backend operations from the run's start; 0 kills nothing. ``mode`` is a key of ``MODES``.
     """
     torch.set_num_threads(1)
     killer = Killer(kill_at, when)
     # A run that resumes must get everything from the checkpoint, so it starts from other weights.
     run = Run(seed=1 if read_catalog(folder).checkpoints else 0)
     rules = [KeepLast(1), KeepBest(1, "loss", level="weights")]
-    with run.manager(folder, every=EVERY, keep=rules, backend=KillingBackend(killer), background=background) as manager:
+    with run.manager(folder, every=EVERY, keep=rules, backend=KillingBackend(killer), **MODES[mode]) as manager:
         start = manager.resume()
         run.train(manager, start, LAST_STEP)
     state = xxhash.xxh3_128(repr(run.counters).encode())

@@ -16,7 +16,9 @@ import pytest
 from milepost.storage.catalog import read_catalog
 from milepost.storage.verify import verify_checkpoint
 from tests.crash.job import LAST_STEP, RESULT
+from tests.manager import training
 
+MODES = list(training.MODES)
 ROOT = Path(__file__).parents[2]
 
 
@@ -91,7 +93,7 @@ def kill_and_resume(server: Server, name: str, **request: Any) -> None:
     assert code in (0, -signal.SIGKILL)
     check_after_kill(folder)
     had = read_catalog(folder).newest
-    result = server.result(folder, background=request.get("background", True))
+    result = server.result(folder, mode=request.get("mode", "overlapped"))
     assert result["start"] == (0 if had is None else had.step)
     check_end(folder, result, server.unbroken)
 
@@ -104,13 +106,13 @@ def test_case_10_a_kill_at_operations_of_any_save_leaves_a_run_that_continues_bi
     total = _operations(server, "count")
     # Spread over the whole run; the long test takes every operation there is.
     for at in range(1, total + 1, max(1, total // 30)):
-        kill_and_resume(server, f"at-{at}", kill_at=at, when=("before", "after", "torn")[at % 3])
+        kill_and_resume(server, f"at-{at}", kill_at=at, when=("before", "after", "torn")[at % 3], mode=MODES[at % 2])
 
 
 def test_a_kill_at_any_instant_leaves_a_run_that_continues_bit_for_bit(server: Server) -> None:
     chance = random.Random(4)
     for at in range(12):
-        kill_and_resume(server, f"instant-{at}", kill_after=chance.uniform(0.0, 0.25), background=at % 2 == 0)
+        kill_and_resume(server, f"instant-{at}", kill_after=chance.uniform(0.0, 0.25), mode=MODES[at % 3])
 
 
 def test_a_run_killed_again_and_again_still_ends_as_the_unbroken_one(server: Server) -> None:
@@ -122,16 +124,16 @@ def test_a_run_killed_again_and_again_still_ends_as_the_unbroken_one(server: Ser
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("when", ["before", "after", "torn"])
-def test_case_10_a_kill_at_every_operation_of_every_save(server: Server, when: str, background: bool) -> None:
-    total = _operations(server, f"count-{when}-{background}")
+def test_case_10_a_kill_at_every_operation_of_every_save(server: Server, when: str, mode: str) -> None:
+    total = _operations(server, f"count-{when}-{mode}")
     for at in range(1, total + 1):
-        kill_and_resume(server, f"{when}-{background}-{at}", kill_at=at, when=when, background=background)
+        kill_and_resume(server, f"{when}-{mode}-{at}", kill_at=at, when=when, mode=mode)
 
 
 @pytest.mark.long
 def test_many_kills_at_random_instants(server: Server) -> None:
     chance = random.Random(8)
     for at in range(100):
-        kill_and_resume(server, f"random-{at}", kill_after=chance.uniform(0.0, 0.3), background=at % 2 == 0)
+        kill_and_resume(server, f"random-{at}", kill_after=chance.uniform(0.0, 0.3), mode=MODES[at % 3])

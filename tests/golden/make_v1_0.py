@@ -79,7 +79,7 @@ def make(folder: Path) -> None:
         step=3,
         serial=5,
         run_id="0123456789abcdef",
-        snapshot=Snapshot(WEIGHTS, TIES, STATE, TENSORS),
+        state=Snapshot(WEIGHTS, TIES, STATE, TENSORS),
         assets=ASSETS,
         epoch=1,
         seconds=12.25,

@@ -20,14 +20,14 @@ from milepost.errors import (
     UnsupportedFormatError,
 )
 from milepost.storage.digests import digest
-from tests.manager.training import Run, damage, same, step_folders
+from tests.manager.training import MODES, Run, damage, same, step_folders
 
 DAMAGES = ["no training state", "empty weights", "flipped bit", "truncated manifest", "no manifest"]
 
 
-@pytest.mark.parametrize("background", [True, False])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stops", [[5], [1, 2, 3, 9], [4, 6]])
-def test_case_20_a_run_stopped_and_resumed_equals_the_unbroken_run_bit_for_bit(tmp_path, background, stops):
+def test_case_20_a_run_stopped_and_resumed_equals_the_unbroken_run_bit_for_bit(tmp_path, mode, stops):
     unbroken = Run()
     for _ in range(10):
         unbroken.train_step()
@@ -35,7 +35,7 @@ def test_case_20_a_run_stopped_and_resumed_equals_the_unbroken_run_bit_for_bit(t
     seen = []
     for part_number, stop in enumerate([*stops, 10]):
         part = Run(seed=99 * part_number)
-        with part.manager(tmp_path, every=1, background=background) as manager:
+        with part.manager(tmp_path, every=1, **MODES[mode]) as manager:
             part.train(manager, manager.resume(), stop)
         seen += part.seen
 

@@ -47,9 +47,9 @@ class BlockedBackend(LocalBackend):
     def __init__(self) -> None:
         self.go_on = threading.Event()
 
-    def create(self, path: Path):  # type: ignore[no-untyped-def]
+    def create(self, path: Path, size: int | None = None):  # type: ignore[no-untyped-def]
         self.go_on.wait()
-        return super().create(path)
+        return super().create(path, size)
 
 
 @pytest.mark.parametrize(("last", "expected"), [(10, [5, 10]), (11, [5, 10, 11])])

@@ -13,6 +13,12 @@ from torch import nn
 
 from milepost import CheckpointManager, EverySteps
 
+MODES: dict[str, dict[str, Any]] = {
+    "overlapped": {"capture": "overlapped"},
+    "immediate": {"capture": "immediate"},
+    "blocking": {"background": False},
+}
+
 
 @dataclass
 class Run:

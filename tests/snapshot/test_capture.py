@@ -16,6 +16,7 @@ from torch.optim import lr_scheduler
 from milepost.errors import IncompatibleStateError, SaveFailedError, UnsupportedStateError
 from milepost.snapshot.capture import capture
 from milepost.snapshot.flatten import Flattener
+from milepost.snapshot.live import own_bytes
 from milepost.snapshot.restore import restore, restore_model
 from milepost.snapshot.stateful import check_state
 
@@ -110,7 +111,7 @@ class Training:
 
 def everything(training: Training) -> Any:
     """All that can be told apart about live objects, bit for bit."""
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     tree = flattener.flatten(
         {
             "model": dict(training.model.state_dict()),
@@ -124,12 +125,12 @@ def everything(training: Training) -> Any:
         "x",
         "x",
     )
-    return tree, {name: bytes(stored.data) for name, stored in flattener.tensors.items()}
+    return tree, {name: bytes(stored.data) for name, stored in own_bytes(flattener.tensors).items()}
 
 
 def continues(first: Training, second: Training, steps: int = 5) -> None:
     """Capture the first, restore into the second, and train both: they must not differ in a bit."""
-    snapshot = capture(first.entries, copy=True)
+    snapshot = capture(first.entries)
     losses = [first.step() for _ in range(steps)]
     restore(second.entries, snapshot)
     assert [second.step() for _ in range(steps)] == losses
@@ -162,7 +163,7 @@ def test_moments_of_another_dtype_than_their_parameter_keep_every_bit():
     first.step()
     for state in first.optimizer.state.values():
         state["exp_avg"] = state["exp_avg"].float() + 1e-5
-    restore(second.entries, capture(first.entries, copy=True))
+    restore(second.entries, capture(first.entries))
     for one, two in zip(first.optimizer.state.values(), second.optimizer.state.values(), strict=True):
         assert two["exp_avg"].dtype == torch.float32
         assert torch.equal(one["exp_avg"], two["exp_avg"])
@@ -178,8 +179,7 @@ def test_capturing_changes_nothing_and_runs_no_step(optimizer, steps):
     training.optimizer.register_step_pre_hook(lambda *_: hooks.append("step"))
     before = everything(training)
     state = len(training.optimizer.state)
-    for copied in (True, False):
-        capture(training.entries, copy=copied)
+    capture(training.entries)
     assert everything(training) == before
     assert len(training.optimizer.state) == state
     assert hooks == []
@@ -188,7 +188,7 @@ def test_capturing_changes_nothing_and_runs_no_step(optimizer, steps):
 def test_a_copy_does_not_change_with_the_live_state():
     training = Training()
     training.step()
-    snapshot = capture(training.entries, copy=True)
+    snapshot = capture(training.entries)
     before = {name: bytes(stored.data) for name, stored in {**snapshot.weights, **snapshot.tensors}.items()}
     for _ in range(2):
         training.step()
@@ -207,7 +207,7 @@ def test_optimizer_state_goes_by_parameter_name_whatever_the_order_and_groups():
     model, optimizer = make(False)
     model(torch.randn(4, 4)).sum().backward()
     optimizer.step()
-    snapshot = capture(check_state({"model": model, "optimizer": optimizer}), copy=True)
+    snapshot = capture(check_state({"model": model, "optimizer": optimizer}))
     assert set(snapshot.state["optimizer"]["state"]) == {name for name, _ in model.named_parameters()}
     other, turned = make(True)
     restore(check_state({"model": other, "optimizer": turned}), snapshot)
@@ -228,7 +228,7 @@ def test_frozen_and_unused_parameters_have_no_state_before_or_after():
     again = torch.optim.AdamW(other.parameters())
     restore(
         check_state({"model": other, "optimizer": again}),
-        capture(check_state({"model": model, "optimizer": optimizer}), copy=True),
+        capture(check_state({"model": model, "optimizer": optimizer})),
     )
     assert other[0].weight not in again.state
     assert len(again.state) == len(optimizer.state)
@@ -257,7 +257,7 @@ class Tied(nn.Module):
 )
 def test_case_24_a_shared_parameter_is_stored_once_and_the_tie_comes_back(names, kept):
     model, other = Tied(0, names), Tied(1, names)
-    snapshot = capture(check_state({"model": model}), copy=True)
+    snapshot = capture(check_state({"model": model}))
     assert list(snapshot.weights) == [kept]
     assert list(snapshot.ties.values()) == [kept]
     restore(check_state({"model": other}), snapshot)
@@ -269,7 +269,7 @@ def test_case_24_two_tensors_do_not_fit_into_one():
     loose = Tied(0)
     loose.head.weight = nn.Parameter(torch.zeros(5, 3))
     with pytest.raises(IncompatibleStateError, match="one tensor"):
-        restore(check_state({"model": Tied(1)}), capture(check_state({"model": loose}), copy=True))
+        restore(check_state({"model": Tied(1)}), capture(check_state({"model": loose})))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
@@ -281,11 +281,11 @@ def test_names_are_those_of_the_model_inside_its_wrappers():
     expected = set(model.state_dict())
     for wrapped in (compiled, parallel, inner):
         optimizer = torch.optim.SGD(wrapped.parameters(), lr=1, momentum=0.9)
-        snapshot = capture(check_state({"model": wrapped, "optimizer": optimizer}), copy=True)
+        snapshot = capture(check_state({"model": wrapped, "optimizer": optimizer}))
         assert set(snapshot.weights) == expected
         assert set(snapshot.state["optimizer"]["param_groups"][0]["params"]) == {n for n, _ in model.named_parameters()}
         plain = net(3)
-        restore_model(plain, snapshot.weights, snapshot.ties)
+        restore_model(plain, snapshot)
         restore(check_state({"model": wrapped, "optimizer": optimizer}), snapshot)
         assert torch.equal(plain[0].weight, unwrapped(wrapped)[0].weight)
 
@@ -300,13 +300,13 @@ def test_a_modules_own_part_called_module_keeps_its_name():
             super().__init__()
             self.module = nn.Linear(1, 1)
 
-    assert set(capture(check_state({"model": Holder()}), copy=True).weights) == {"module.weight", "module.bias"}
+    assert set(capture(check_state({"model": Holder()})).weights) == {"module.weight", "module.bias"}
 
 
 def test_several_modules_keep_apart_and_only_the_model_is_weights():
     model, ema = net(0), net(1)
     optimizer = torch.optim.SGD([*model.parameters(), *ema.parameters()], lr=0.1, momentum=0.9)
-    snapshot = capture(check_state({"model": model, "ema": ema, "optimizer": optimizer}), copy=True)
+    snapshot = capture(check_state({"model": model, "ema": ema, "optimizer": optimizer}))
     assert set(snapshot.weights) == set(model.state_dict())
     assert any(name.startswith("ema.") for name in snapshot.tensors)
     others = {"model": net(2), "ema": net(3)}
@@ -328,7 +328,7 @@ def test_extra_state_of_a_module_comes_back():
 
     model, other = Counting(2, 2), Counting(2, 2)
     model.calls = 7
-    restore(check_state({"model": other}), capture(check_state({"model": model}), copy=True))
+    restore(check_state({"model": other}), capture(check_state({"model": model})))
     assert other.calls == 7
 
 
@@ -337,7 +337,7 @@ def test_plain_values_are_restored_in_place():
     state = {"inner": inner, "tensor": tensor, "numbers": numbers, "gone": 1}
     entries = check_state({"counters": state})
     saved = copy.deepcopy(state)
-    snapshot = capture(entries, copy=True)
+    snapshot = capture(entries)
     inner["a"], inner["new"] = 5, 6
     tensor.fill_(3)
     numbers.append(3)
@@ -370,8 +370,7 @@ def test_what_does_not_fit_is_refused_and_all_live_objects_stay(change):
     snapshot = capture(
         check_state(
             {"model": first.model, "optimizer": first.optimizer, "lr_scheduler": first.scheduler, "counters": {"a": 1}}
-        ),
-        copy=True,
+        )
     )
     counters = {"a": 2}
     state = {
@@ -390,7 +389,7 @@ def test_what_does_not_fit_is_refused_and_all_live_objects_stay(change):
 
 def test_every_fault_is_named_at_once():
     first = Training()
-    snapshot = capture(first.entries, copy=True)
+    snapshot = capture(first.entries)
     other = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.ReLU(), nn.Linear(9, 2, bias=False), nn.Linear(2, 2))
     with pytest.raises(IncompatibleStateError) as caught:
         restore(check_state({"model": other}), snapshot, allow_missing=["optimizer", "lr_scheduler"])
@@ -400,14 +399,14 @@ def test_every_fault_is_named_at_once():
 
 
 def test_weights_alone_load_with_or_without_strictness():
-    snapshot = capture(check_state({"model": net(0)}), copy=True)
+    snapshot = capture(check_state({"model": net(0)}))
     other = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
     before = other[0].weight.clone()
     with pytest.raises(IncompatibleStateError) as caught:
-        restore_model(other, snapshot.weights, snapshot.ties)
+        restore_model(other, snapshot)
     assert "3.weight" in caught.value.unexpected
     assert torch.equal(other[0].weight, before)
-    result = restore_model(other.double(), snapshot.weights, snapshot.ties, strict=False)
+    result = restore_model(other.double(), snapshot, strict=False)
     assert result.missing == () and "3.weight" in result.unexpected
     assert torch.equal(other[0].weight.float(), net(0)[0].weight)
 
@@ -420,7 +419,7 @@ def test_a_failing_state_dict_is_named():
         def load_state_dict(self, state: dict[str, int]) -> None: ...
 
     with pytest.raises(SaveFailedError, match=r'state\["thing"\]\.state_dict\(\) failed.*lost'):
-        capture(check_state({"thing": Broken()}), copy=True)
+        capture(check_state({"thing": Broken()}))
 
 
 @pytest.mark.parametrize("name", ["rng", "", 3])
@@ -436,6 +435,6 @@ def test_many_small_tensors_are_no_trouble():
         parameter.grad = torch.ones(2)
     optimizer.step()
     entries = check_state({"model": model, "optimizer": optimizer})
-    snapshot = capture(entries, copy=True)
+    snapshot = capture(entries)
     restore(entries, snapshot)
     assert len(snapshot.weights) == 5000

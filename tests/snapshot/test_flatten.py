@@ -6,7 +6,6 @@ import json
 import math
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from dataclasses import replace
 from enum import Enum
 from typing import Any
 
@@ -19,7 +18,8 @@ from hypothesis import strategies as st
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
 from milepost.records import TensorBytes
 from milepost.snapshot.flatten import Flattener, Unflattener
-from milepost.snapshot.tensors import to_borrowed_tensor, to_bytes, to_tensor
+from milepost.snapshot.live import LiveTensor, own_bytes
+from milepost.snapshot.tensors import to_bytes, to_tensor
 
 # torch warns of these when a tensor of such a dtype is made, which is what is tested here.
 pytestmark = [
@@ -28,10 +28,10 @@ pytestmark = [
 ]
 
 
-def there_and_back(value: Any, *, copy: bool = True) -> Any:
-    flattener = Flattener(copy=copy)
+def there_and_back(value: Any) -> Any:
+    flattener = Flattener()
     tree = json.loads(json.dumps(flattener.flatten(value, "x", "state"), allow_nan=False, ensure_ascii=False).encode())
-    return Unflattener(flattener.tensors).unflatten(tree)
+    return Unflattener(own_bytes(flattener.tensors)).unflatten(tree)
 
 
 def same(first: Any, second: Any) -> bool:
@@ -64,7 +64,7 @@ def same(first: Any, second: Any) -> bool:
 
 
 def raw(tensor: torch.Tensor) -> bytes:
-    return bytes(to_bytes(tensor, "t", copy=True).data)
+    return bytes(to_bytes(tensor, "t").data)
 
 
 VALUES: dict[str, Any] = {
@@ -136,10 +136,9 @@ DTYPES = [
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 4), (2, 3)], ids=str)
-@pytest.mark.parametrize("copy", [True, False])
-def test_case_25_a_tensor_of_any_dtype_and_shape_comes_back(dtype, shape, copy):
+def test_case_25_a_tensor_of_any_dtype_and_shape_comes_back(dtype, shape):
     tensor = numbers(dtype, shape)
-    back = there_and_back({"t": tensor}, copy=copy)["t"]
+    back = there_and_back({"t": tensor})["t"]
     assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape)
     assert raw(back) == raw(tensor)
 
@@ -171,18 +170,17 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.parametrize("copy", [True, False])
-def test_case_25_a_tensor_of_any_layout_comes_back_equal(name, copy):
+def test_case_25_a_tensor_of_any_layout_comes_back_equal(name):
     tensor = LAYOUTS[name]()
-    assert torch.equal(there_and_back([tensor], copy=copy)[0], tensor)
+    assert torch.equal(there_and_back([tensor])[0], tensor)
 
 
 def test_the_same_tensor_twice_is_stored_once_and_is_one_again():
     tensor, other = torch.arange(3.0), torch.arange(3.0)
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     tree = flattener.flatten({"a": tensor, "b": [tensor, tensor[:]], "c": other, "part": tensor[1:]}, "x", "state")
     assert len(flattener.tensors) == 3
-    back = Unflattener(flattener.tensors).unflatten(tree)
+    back = Unflattener(own_bytes(flattener.tensors)).unflatten(tree)
     assert back["a"] is back["b"][0] is back["b"][1]
     assert back["c"] is not back["a"]
     assert torch.equal(back["part"], tensor[1:])
@@ -244,14 +242,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
 )
 def test_a_tensor_that_is_more_than_its_bytes_is_refused(make, fault):
     with pytest.raises(UnsupportedStateError, match=rf"state\[0\] {fault}"):
-        Flattener(copy=True).flatten([make()], "x", "state")
+        Flattener().flatten([make()], "x", "state")
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_stored_without_pickle_is_refused_by_its_full_path(name):
     value, path = REFUSED[name]
     with pytest.raises(UnsupportedStateError) as caught:
-        Flattener(copy=True).flatten(value, "x", "state")
+        Flattener().flatten(value, "x", "state")
     assert caught.value.path == path
     assert path in str(caught.value)
 
@@ -260,20 +258,21 @@ def test_a_value_that_contains_itself_is_refused():
     value: list[Any] = [1]
     value.append({"again": value})
     with pytest.raises(UnsupportedStateError, match="contains itself"):
-        Flattener(copy=True).flatten(value, "x", "state")
+        Flattener().flatten(value, "x", "state")
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]
     with pytest.raises(UnsupportedStateError, match="deep"):
-        Flattener(copy=True).flatten(deep, "x", "state")
+        Flattener().flatten(deep, "x", "state")
 
 
 def test_a_copy_owns_its_memory():
     tensor = torch.zeros(4)
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     tree = flattener.flatten([tensor, tensor[::2], np.zeros(1)], "x", "state")
+    copies = own_bytes(flattener.tensors)
     tensor.fill_(9)
-    assert Unflattener(flattener.tensors).unflatten(tree)[0].tolist() == [0, 0, 0, 0]
+    assert Unflattener(copies).unflatten(tree)[0].tolist() == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -305,22 +304,9 @@ def test_case_26_a_tree_that_nobody_wrote_is_refused_and_runs_nothing(tree):
 
 def test_bytes_are_flat_also_of_empty_tensors_and_numbers():
     for tensor in (torch.ones(2, 3), torch.ones(0, 3), torch.tensor(1.0), torch.ones(2, 2).bfloat16().T[::2]):
-        for copy in (True, False):
-            data = to_bytes(tensor, "t", copy=copy).data
+        for data in (to_bytes(tensor, "t").data, own_bytes({"t": LiveTensor(tensor, "t")})["t"].data):
             assert (data.format, data.ndim, data.nbytes) == ("B", 1, tensor.numel() * tensor.element_size())
             assert data.contiguous
-
-
-def test_bytes_that_are_borrowed_make_the_same_tensor():
-    for dtype in DTYPES:
-        for shape in ((), (0, 2), (2, 3)):
-            stored = to_bytes(numbers(dtype, shape), "t", copy=True)
-            # Inside a file they begin anywhere.
-            shifted = memoryview(bytearray(b"x" + bytes(stored.data)))[1:]
-            for data in (stored.data, shifted, shifted.toreadonly()):
-                borrowed = to_borrowed_tensor(replace(stored, data=data))
-                assert (borrowed.dtype, borrowed.shape) == (dtype, shape)
-                assert raw(borrowed) == raw(numbers(dtype, shape))
 
 
 def test_bytes_of_a_dtype_that_is_not_known_or_too_few_are_refused():
@@ -331,9 +317,8 @@ def test_bytes_of_a_dtype_that_is_not_known_or_too_few_are_refused():
         TensorBytes("U8", (4, 2), data, "load"),
         TensorBytes("U8", (4, 2), data, "float32"),
     ):
-        for make in (to_tensor, to_borrowed_tensor):
-            with pytest.raises(CorruptCheckpointError):
-                make(stored)
+        with pytest.raises(CorruptCheckpointError):
+            to_tensor(stored)
 
 
 scalars = st.one_of(
@@ -365,7 +350,7 @@ def test_case_25_any_nested_value_comes_back_as_it_was(value):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_to_tensor_gives_memory_of_its_own(dtype):
-    stored = to_bytes(numbers(dtype, (4,)), "t", copy=True)
+    stored = to_bytes(numbers(dtype, (4,)), "t")
     tensor = to_tensor(stored)
     before = raw(tensor)
     stored.data[:] = bytes(len(stored.data))

@@ -54,7 +54,7 @@ def test_case_17_a_stateful_loader_goes_on_across_the_end_of_an_epoch(stop, shuf
     batches = stream(first)
     before = generators()
     seen = take(batches, stop)
-    snapshot = capture(entries, copy=True)
+    snapshot = capture(entries)
     assert seen + take(batches, 25 - stop) == expected, "a save changes nothing"
     assert generators() == before
 
@@ -71,7 +71,7 @@ def test_case_17_workers_change_nothing():
     batches = stream(first)
     entries = check_state({"data": first})
     take(batches, 4)
-    snapshot = capture(entries, copy=True)
+    snapshot = capture(entries)
     expected = take(batches, 8)
     second = make(99, num_workers=2)
     restore(check_state({"data": second}), snapshot)

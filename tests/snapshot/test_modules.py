@@ -21,7 +21,7 @@ from milepost.snapshot.stateful import check_state
 
 
 def captured(**state: Any) -> Snapshot:
-    return capture(check_state(state), copy=True)
+    return capture(check_state(state))
 
 
 def continued(first: nn.Module, second: nn.Module) -> None:
@@ -50,8 +50,8 @@ def test_extra_state_that_is_a_tensor_is_no_weight_and_may_change_its_length():
     assert second[0].count == 3
     plain = nn.Sequential(nn.Linear(2, 2))
     snapshot = captured(model=first)
-    assert restore_model(plain, snapshot.weights, snapshot.ties).missing == ()
-    assert restore_model(second, snapshot.weights, snapshot.ties).missing == ()
+    assert restore_model(plain, snapshot).missing == ()
+    assert restore_model(second, snapshot).missing == ()
 
 
 def test_a_lazy_module_is_refused_by_name_until_it_was_called():
@@ -196,7 +196,7 @@ def test_case_24_weights_under_one_of_the_names_load_into_a_tied_model():
     for name in ("head.weight", "embedding.weight"):
         model, loose = Tied(), Tied()
         weights = {name: captured(model=loose).weights["head.weight"]}
-        result = restore_model(model, weights, {})
+        result = restore_model(model, Snapshot(weights, {}, {}, {}))
         assert (result.missing, result.unexpected) == ((), ())
         assert torch.equal(model.head.weight, loose.head.weight) and model.head.weight is model.embedding.weight
 
@@ -206,7 +206,7 @@ def test_case_24_weights_of_an_untied_model_do_not_load_into_a_tied_one():
     loose.head.weight = nn.Parameter(torch.zeros(5, 3))
     snapshot = captured(model=loose)
     with pytest.raises(IncompatibleStateError, match="one tensor"):
-        restore_model(Tied(), snapshot.weights, snapshot.ties)
+        restore_model(Tied(), snapshot)
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")

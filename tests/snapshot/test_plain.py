@@ -15,7 +15,7 @@ from milepost.snapshot.stateful import check_state
 
 
 def resumed(saved: dict[str, Any], live: dict[str, Any]) -> None:
-    restore(check_state({"counters": live}), capture(check_state({"counters": saved}), copy=True))
+    restore(check_state({"counters": live}), capture(check_state({"counters": saved})))
     assert same(live, saved)
 
 
@@ -83,7 +83,7 @@ UNWRITABLE = {
 def test_a_tensor_that_cannot_be_written_is_replaced(name):
     live = {"t": torch.zeros(2), "after": torch.zeros(2)}
     entries = check_state({"counters": live})
-    snapshot = capture(check_state({"counters": {"t": torch.ones(2), "after": torch.ones(2)}}), copy=True)
+    snapshot = capture(check_state({"counters": {"t": torch.ones(2), "after": torch.ones(2)}}))
     live["t"] = UNWRITABLE[name]()
     restore(entries, snapshot)
     assert same(live, {"t": torch.ones(2), "after": torch.ones(2)})
@@ -103,7 +103,7 @@ def test_a_tensor_that_needs_gradients_is_written_in_place():
 def test_a_list_at_the_top_is_restored_in_place():
     live: list[Any] = [1]
     entries = check_state({"history": live})
-    snapshot = capture(entries, copy=True)
+    snapshot = capture(entries)
     live += [2, {"x": 3}]
     restore(entries, snapshot)
     assert live == [1]

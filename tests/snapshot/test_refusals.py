@@ -16,6 +16,7 @@ from milepost.errors import IncompatibleStateError, UnsupportedStateError
 from milepost.records import Snapshot
 from milepost.snapshot.capture import capture
 from milepost.snapshot.flatten import Flattener
+from milepost.snapshot.live import own_bytes
 from milepost.snapshot.plain import same
 from milepost.snapshot.restore import restore, restore_model
 from milepost.snapshot.stateful import check_state
@@ -63,7 +64,7 @@ def a_run(seed: int) -> dict[str, Any]:
 def photograph(state: dict[str, Any]) -> Any:
     """All that can be told apart about the live objects and generators, copied."""
     model, optimizer = state["model"], state["optimizer"]
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     tree = flattener.flatten(
         {
             "model": dict(model.state_dict()),
@@ -81,7 +82,7 @@ def photograph(state: dict[str, Any]) -> Any:
         "x",
         "x",
     )
-    return tree, {name: bytes(stored.data) for name, stored in flattener.tensors.items()}
+    return tree, {name: bytes(stored.data) for name, stored in own_bytes(flattener.tensors).items()}
 
 
 def other_model(**layers: nn.Module) -> Callable[[dict[str, Any]], object]:
@@ -115,7 +116,7 @@ MISFITS: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_refused_restore_leaves_every_live_object_as_it_was(name):
-    snapshot = capture(check_state(a_run(1)), copy=True)
+    snapshot = capture(check_state(a_run(1)))
     live = a_run(2)
     kept = dict(live)
     MISFITS[name][0](live)
@@ -127,7 +128,7 @@ def test_a_refused_restore_leaves_every_live_object_as_it_was(name):
 
 
 def test_what_is_allowed_to_be_missing_is_left_alone_by_one_name_or_many():
-    snapshot = capture(check_state(a_run(1)), copy=True)
+    snapshot = capture(check_state(a_run(1)))
     for allowed in ("extra", ["extra", "counters"]):
         live = a_run(2)
         live["extra"] = Counted(9)
@@ -136,7 +137,7 @@ def test_what_is_allowed_to_be_missing_is_left_alone_by_one_name_or_many():
 
 
 def test_generators_that_are_none_are_refused_before_anything_changes():
-    snapshot = capture(check_state(a_run(1)), copy=True)
+    snapshot = capture(check_state(a_run(1)))
     live = a_run(2)
     broken = Snapshot(snapshot.weights, snapshot.ties, {**snapshot.state, "rng": {}}, snapshot.tensors)
     before = photograph(live)
@@ -155,7 +156,7 @@ def test_moments_of_other_shapes_are_refused_also_without_the_model():
     first.step()
     _, second = make(4)
     with pytest.raises(IncompatibleStateError, match=r"exp_avg \[3\] is stored, the parameter has \[4\]"):
-        restore(check_state({"o": second}), capture(check_state({"o": first}), copy=True))
+        restore(check_state({"o": second}), capture(check_state({"o": first})))
     assert not second.state
 
 
@@ -164,20 +165,20 @@ def test_a_setting_more_or_less_is_no_other_optimizer():
     old, new = torch.optim.SGD(model.parameters(), lr=1), torch.optim.SGD(model.parameters(), lr=2)
     old.param_groups[0]["initial_lr"] = 3.0
     old.param_groups[0]["of the loop's own"] = "x"
-    snapshot = capture(check_state({"o": old}), copy=True)
+    snapshot = capture(check_state({"o": old}))
     restore(check_state({"o": new}), snapshot)
     assert new.param_groups[0]["of the loop's own"] == "x"
     del old.param_groups[0]["of the loop's own"], old.param_groups[0]["fused"]
-    restore(check_state({"o": new}), capture(check_state({"o": old}), copy=True))
+    restore(check_state({"o": new}), capture(check_state({"o": old})))
 
 
 def test_weights_alone_are_refused_with_the_model_untouched():
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
-    snapshot = capture(check_state({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 9))}), copy=True)
+    snapshot = capture(check_state({"model": nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 9))}))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     for strict in (True, False):
         with pytest.raises(IncompatibleStateError, match=r"1\.weight: \[9, 3\] is stored"):
-            restore_model(model, snapshot.weights, snapshot.ties, strict=strict)
+            restore_model(model, snapshot, strict=strict)
         assert same(dict(model.state_dict()), before)
 
 
@@ -199,7 +200,7 @@ def test_a_value_in_a_state_dict_that_cannot_be_stored_is_named_as_its_author_kn
     thing = Counted()
     thing.value = len  # type: ignore[assignment]
     with pytest.raises(UnsupportedStateError, match=r"state\[\"thing\"\]\.state_dict\(\)\['value'\]"):
-        capture(check_state({"thing": thing}), copy=True)
+        capture(check_state({"thing": thing}))
 
 
 def test_a_dict_with_a_state_of_its_own_is_asked_for_it():
@@ -211,5 +212,5 @@ def test_a_dict_with_a_state_of_its_own_is_asked_for_it():
             self.update(state)
 
     first, second = Averages(a=1), Averages()
-    restore(check_state({"averages": second}), capture(check_state({"averages": first}), copy=True))
+    restore(check_state({"averages": second}), capture(check_state({"averages": first})))
     assert second == {"a": 1}

@@ -13,6 +13,7 @@ import torch
 
 from milepost.snapshot import rng
 from milepost.snapshot.flatten import Flattener, Unflattener
+from milepost.snapshot.live import own_bytes
 from milepost.snapshot.rng import capture_rng, restore_rng
 
 
@@ -21,9 +22,9 @@ def draw() -> list[Any]:
 
 
 def through_json(state: Any) -> Any:
-    flattener = Flattener(copy=True)
+    flattener = Flattener()
     tree = json.loads(json.dumps(flattener.flatten(state, "rng", "rng"), allow_nan=False))
-    return Unflattener(flattener.tensors).unflatten(tree)
+    return Unflattener(own_bytes(flattener.tensors)).unflatten(tree)
 
 
 def test_every_generator_goes_on_where_it_was():

@@ -39,7 +39,7 @@ def test_it_is_what_a_capture_stores(optimizer, stepped):
         made.step()
     state = {"model": model, "teacher": other, "optimizer": made}
     weights, others = state_sizes(check_state(state))
-    stored = capture(check_state(state), copy=False)
+    stored = capture(check_state(state))
     assert weights == sum(value.nbytes for value in stored.weights.values())
     generators = sum(value.nbytes for name, value in stored.tensors.items() if name.startswith("rng"))
     assert others == sum(value.nbytes for value in stored.tensors.values()) - generators

@@ -46,7 +46,7 @@ def snapshot(step: int) -> Snapshot:
 
 def draft(step: int, *, serial: int | None = None, run_id: str = RUN, **fields: Any) -> Draft:
     """A draft of a step; its serial is the step unless said otherwise."""
-    given: dict[str, Any] = {"assets": {"config.json": b"{}\n", "run/deep/notes.txt": b"n"}, "snapshot": snapshot(step)}
+    given: dict[str, Any] = {"assets": {"config.json": b"{}\n", "run/deep/notes.txt": b"n"}, "state": snapshot(step)}
     return Draft(step=step, serial=step if serial is None else serial, run_id=run_id, **{**given, **fields})
 
 

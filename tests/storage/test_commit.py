@@ -173,7 +173,7 @@ def test_many_shards_load_through_the_index(tmp_path: Path) -> None:
     weights = {f"layer.{index}": tensor("F32", (4,), bytes([index]) * 16) for index in range(7)}
     weights["huge"] = tensor("U8", (100,), b"h" * 100)
     whole = Snapshot(weights, {}, {}, {f"m.{index}": tensor("U8", (30,), b"m" * 30) for index in range(3)})
-    path = save(tmp_path, 4, snapshot=whole, max_shard_size=40).path
+    path = save(tmp_path, 4, state=whole, max_shard_size=40).path
     index = json.loads((path / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == 7 * 16 + 100
     assert list(index["weight_map"]) == list(weights)
@@ -192,7 +192,7 @@ def test_many_shards_load_through_the_index(tmp_path: Path) -> None:
 
 
 def test_a_model_and_state_without_tensors_are_a_checkpoint_too(tmp_path: Path) -> None:
-    path = save(tmp_path, 4, snapshot=Snapshot({}, {}, {}, {}), assets={}).path
+    path = save(tmp_path, 4, state=Snapshot({}, {}, {}, {}), assets={}).path
     assert verify_checkpoint(path) == []
     assert read_snapshot(path, read_manifest(path)) == Snapshot({}, {}, {}, {})
     assert deserialize((path / "model.safetensors").read_bytes()) == []
@@ -201,7 +201,7 @@ def test_a_model_and_state_without_tensors_are_a_checkpoint_too(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["__metadata__", "half of a pair \ud800"])
 def test_a_tensor_name_that_safetensors_cannot_spell_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UnsupportedStateError, match="rename it"):
-        save(tmp_path, 4, snapshot=Snapshot({name: tensor("U8", (1,), b"a")}, {}, {}, {}))
+        save(tmp_path, 4, state=Snapshot({name: tensor("U8", (1,), b"a")}, {}, {}, {}))
     assert os.listdir(tmp_path) == []
 
 
@@ -209,7 +209,7 @@ def test_strings_of_any_kind_come_back(tmp_path: Path) -> None:
     texts = ["ü", "数据", "\ud800", "\0", "\u2028", '"manifest_digest": "' + "0" * 32 + '"']
     state = {text: [text] for text in texts}
     given = Snapshot({}, dict(zip(texts, texts, strict=True)), state, {})
-    path = save(tmp_path, 4, snapshot=given, reasons=tuple(texts), metrics=dict.fromkeys(texts, 1.0)).path
+    path = save(tmp_path, 4, state=given, reasons=tuple(texts), metrics=dict.fromkeys(texts, 1.0)).path
     read = read_snapshot(path, read_manifest(path))
     assert (read.state, read.ties) == (state, given.ties)
     assert read_catalog(tmp_path).checkpoints[0].reasons == tuple(texts)
@@ -217,6 +217,6 @@ def test_strings_of_any_kind_come_back(tmp_path: Path) -> None:
 
 def test_a_local_disk_is_written_to_through_the_real_backend(tmp_path: Path) -> None:
     for step in (2, 4, 4):
-        save(tmp_path, step, LocalBackend(), serial=step, run_id=RUN, snapshot=snapshot(step))
+        save(tmp_path, step, LocalBackend(), serial=step, run_id=RUN, state=snapshot(step))
     assert steps(tmp_path) == [2, 4]
     assert_whole(tmp_path, 4)

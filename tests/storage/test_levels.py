@@ -15,7 +15,7 @@ from milepost.records import Level
 from milepost.storage.backend import Backend
 from milepost.storage.catalog import read_catalog
 from milepost.storage.layout import RunFolder
-from milepost.storage.levels import LEVELS, demote, read_weights
+from milepost.storage.levels import LEVELS, demote, stored_weights
 from milepost.storage.manifest import read_manifest
 from milepost.storage.sweep import recover
 from milepost.storage.verify import verify_checkpoint
@@ -45,7 +45,7 @@ def assert_weights_only(folder: Path, step: int) -> None:
     assert verify_checkpoint(found.path) == []
     assert not (found.path / "training_state").exists()
     manifest = read_manifest(found.path)
-    assert {name: bytes(value.data) for name, value in read_weights(found.path, manifest).items()} == {
+    assert {name: bytes(value.data) for name, value in stored_weights(found.path, manifest).weights.items()} == {
         name: bytes(value.data) for name, value in snapshot(step).weights.items()
     }
     with safe_open(found.path / "model.safetensors", "pt") as file:

@@ -16,15 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import deserialize
 
-from milepost.records import TensorBytes
-from milepost.storage.digests import CHUNK, DigestingFile, FileRecord, chunk_digests, digest
+from milepost.records import Snapshot, TensorBytes
+from milepost.storage.digests import FileRecord, chunk_digests, digest
+from milepost.storage.image import plan_image
+from milepost.storage.streaming import StreamedContent
 from milepost.storage.tensor_files import (
     ALIGNMENT,
-    plan_tensor_file,
     read_header,
     split_into_shards,
     tensors_in,
-    write_tensor_file,
 )
 from tests.faults import UnsyncedBackend
 from tests.storage.samples import ITEM_SIZES, tensor
@@ -45,14 +45,16 @@ def _tensors(draw: st.DrawFn) -> TensorBytes:
 
 def _file(tensors: dict[str, TensorBytes], path: Path) -> FileRecord:
     path.unlink(missing_ok=True)
-    raw = UnsyncedBackend().create(path)
-    file = DigestingFile(raw)
-    plan = plan_tensor_file(tensors)
-    write_tensor_file(file, plan)
-    record = file.finish()
+    state = Snapshot(tensors, {}, {}, {})
+    image = plan_image(state, 1 << 40)
+    content = StreamedContent(image, image.sources(state))
+    raw = UnsyncedBackend().create(path, image.files[0].size)
+    for number in image.files[0].chunks:
+        raw.write(content.chunk(number))
     raw.close()
-    assert record.size == plan.size == path.stat().st_size
-    return record
+    content.close()
+    assert image.files[0].size == path.stat().st_size
+    return FileRecord(image.files[0].size, tuple(content.digest(number) for number in image.files[0].chunks))
 
 
 def _facts(tensors: Any) -> dict[str, tuple[object, ...]]:
@@ -157,22 +159,6 @@ def test_numpy_files_are_read_too(tmp_path: Path) -> None:
 def test_shards_keep_the_order_and_the_limit(sizes: list[int], most: int, groups: list[list[int]]) -> None:
     tensors = {str(index): tensor("U8", (size,), b"x" * size) for index, size in enumerate(sizes)}
     assert [[int(name) for name in shard] for shard in split_into_shards(tensors, most)] == groups
-
-
-@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK])
-def test_digests_are_of_chunks_however_the_file_was_written(tmp_path: Path, size: int) -> None:
-    data = bytes(range(256)) * (size // 256 + 1)
-    data = data[:size]
-    pieces = {"at once": size + 1, "in megabytes": 1_000_003}
-    for name, piece in pieces.items():
-        raw = UnsyncedBackend().create(tmp_path / name)
-        file = DigestingFile(raw)
-        for start in range(0, size, piece):
-            file.write(memoryview(data)[start : start + piece])
-        assert file.finish() == FileRecord(size, chunk_digests(data))
-        raw.close()
-        assert (tmp_path / name).stat().st_size == size
-    assert len(chunk_digests(data)) == -(-size // CHUNK)
 
 
 def test_the_digest_is_xxh3_128_in_canonical_order() -> None:

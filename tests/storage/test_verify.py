@@ -140,7 +140,9 @@ def test_every_problem_is_named(path: Path) -> None:
 
 def test_a_damaged_manifest_and_a_damage_mark_are_problems(path: Path) -> None:
     rewrite_manifest(UnsyncedBackend(), path, lambda manifest: replace(manifest, damage="it was dropped"))
-    assert verify_checkpoint(path) == ["a resume passed it over: it was dropped"]
+    # A look at all bytes knows better than an earlier one.
+    assert verify_checkpoint(path) == []
+    assert verify_checkpoint(path, level="sizes") == ["a resume passed it over: it was dropped"]
     os.truncate(path / "milepost.json", 10)
     assert "milepost.json cannot be read" in verify_checkpoint(path)[0]
     (path / "milepost.json").unlink()

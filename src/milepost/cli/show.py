@@ -13,6 +13,8 @@ from milepost.cli.reporting import existing_run, jsonable, print_json, reports_e
 from milepost.quantities import format_size
 from milepost.storage.manifest import Manifest, read_manifest
 
+_WRITTEN = {"direct": "past the system's cache", "buffered": "through the system's cache"}
+
 
 @reports_errors
 def show(
@@ -34,7 +36,8 @@ def show(
     facts["created"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.created))
     facts["metrics"] = ", ".join(f"{name} {score(value)}" for name, value in manifest.metrics.items()) or None
     facts["saved_because"] = "; ".join(manifest.reasons) or None
-    facts["software"] = ", ".join(f"{name} {version}" for name, version in manifest.software.items()) or None
+    facts["software"] = ", ".join(f"{name} {version}" for name, version in facts["software"].items()) or None
+    facts["written"] = _WRITTEN.get(facts["written"], facts["written"])
     facts["ties"] = ", ".join(f"{name} = {kept}" for name, kept in manifest.ties.items()) or None
     for name, value in facts.items():
         if value is not None and value is not False:
@@ -64,5 +67,6 @@ def _facts(folder: Path, manifest: Manifest) -> dict[str, Any]:
         "serial": manifest.serial,
         "ties": dict(manifest.ties),
         "format": manifest.format_version,
-        "software": dict(manifest.software),
+        "software": {name: version for name, version in manifest.software.items() if name != "io"},
+        "written": manifest.software.get("io"),
     }

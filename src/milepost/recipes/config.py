@@ -167,6 +167,8 @@ class CheckpointConfig(Section):
     save: list[dict[str, Any]] | None = Field(None, description="rules such as {every_n_train_steps: 500}; any of them")
     keep: list[dict[str, Any]] | None = Field(None, description="rules such as {last: 2}; kept if any rule wants it")
     background: bool = Field(True, description="copy the state and write while training goes on")
+    capture: Literal["overlapped", "immediate"] = Field("overlapped", description="when that copy is complete")
+    when_busy: Literal["wait", "skip"] = Field("wait", description="a save that is due while another is written")
     verify: Literal["digests", "sizes"] = Field("digests", description="what a resume checks")
     max_shard_size: str | Whole = Field("5GB", description="the largest weight file")
     trash_grace: str | Annotated[float, Field(ge=0)] | Annotated[int, Field(ge=0)] = Field(

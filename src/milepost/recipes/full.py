@@ -150,6 +150,8 @@ class FullFineTuning:
             assets=[model, data.tokenizer, TextAsset(config_file, resolved_yaml(config))],
             config_name=config_file,
             background=config.checkpoint.background,
+            capture=config.checkpoint.capture,
+            when_busy=config.checkpoint.when_busy,
             verify=config.checkpoint.verify,
             max_shard_size=config.checkpoint.max_shard_size,
             trash_grace=config.checkpoint.trash_grace,

@@ -27,8 +27,9 @@ from milepost.storage.layout import STATE_TREE, is_reserved
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.pointers import follow
 from milepost.storage.reader import read_text
+from milepost.storage.reading import Reading
 from milepost.storage.run import open_run
-from milepost.storage.verify import read_verified, verify_checkpoint
+from milepost.storage.verify import verify_checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +151,8 @@ def _read(checkpoint: Checkpoint, manifest: Manifest) -> Origin:
             path=checkpoint.path,
             step=checkpoint.step,
         )
-    for name, record in manifest.files.items():
-        if not is_reserved(name):
-            for _ in read_verified(checkpoint.path, name, record, digests=True):
-                pass
+    beside = {name: record for name, record in manifest.files.items() if not is_reserved(name)}
+    Reading(checkpoint.path, beside, digests=True, rest=True).read({})
     tree: Any = json.loads(read_text(checkpoint.path, STATE_TREE, manifest)) if STATE_TREE in manifest.files else {}
     try:
         return Origin(

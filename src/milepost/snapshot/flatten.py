@@ -10,31 +10,34 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import JSON, TensorBytes
-from milepost.snapshot.tensors import check_storable, storage_key, to_bytes, to_tensor
+from milepost.records import JSON, StoredSource, TensorBytes, TensorSource
+from milepost.snapshot.live import LiveTensor
+from milepost.snapshot.tensors import empty_tensor, storage_key
 
+# Python reads and writes no longer ones as decimal digits, unless told to.
+_MOST_BITS = 10_000
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 class Flattener:
-    """Collects the tensors of one snapshot; the same tensor met twice is stored once.
+    """Collects the tensors of a state; the same tensor met twice is stored once.
 
-    ``tensors`` maps their names to their bytes.
+    ``tensors`` maps names to the live tensors (and to the bytes of NumPy arrays). ``deferrable`` are the addresses of
+    memory that only an optimizer's step changes.
     """
 
-    def __init__(self, *, copy: bool) -> None:
-        self.tensors: dict[str, TensorBytes] = {}
-        self._copy = copy
+    def __init__(self, deferrable: Container[int] = ()) -> None:
+        # These keep the tensors alive: addresses identify tensors only as long as those are.
+        self.tensors: dict[str, TensorSource] = {}
+        self.deferrable = deferrable
         self._names: dict[object, str] = {}
-        # Storage addresses identify tensors only while those are alive.
-        self._alive: list[torch.Tensor] = []
         self._open: set[int] = set()
 
     def flatten(self, value: Any, name: str, path: str) -> JSON:
@@ -43,7 +46,11 @@ class Flattener:
         Raises UnsupportedStateError, with the full path, for what cannot be stored.
         """
         kind = type(value)
-        if value is None or kind in (bool, int):
+        if kind is torch.Tensor:
+            return self._tensor(value, name, path)
+        if value is None or kind is bool or kind is int:
+            if kind is int and value.bit_length() > _MOST_BITS:
+                raise UnsupportedStateError(f"{path} is a whole number of more than {_MOST_BITS} bits", path=path)
             return value
         if kind is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -71,11 +78,21 @@ class Flattener:
             raise UnsupportedStateError(f"{path} is nested more than 200 deep", path=path)
         self._open.add(id(value))
         try:
-            if kind is dict and all(type(key) is str and key[:1] != "$" and _is_text(key) for key in value):
-                return {key: self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]") for key, item in value.items()}
+            if kind is dict and all(map(_is_plain_key, value)):
+                # Most of a large state are dicts of tensors, and training waits: their places are spelled if asked for.
+                return {
+                    key: self._tensor(item, f"{name}.{key}", path, key)
+                    if type(item) is torch.Tensor
+                    else self.flatten(item, f"{name}.{key}", f"{path}[{key!r}]")
+                    for key, item in value.items()
+                }
             if kind in _MAPPINGS:
                 return {_MAPPINGS[kind]: [self._pair(key, item, name, path) for key, item in value.items()]}
-            items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
+            if all(type(item) is int and item.bit_length() <= _MOST_BITS for item in value):
+                # A generator's state has hundreds of them.
+                items: list[JSON] = list(value)
+            else:
+                items = [self.flatten(item, f"{name}.{at}", f"{path}[{at}]") for at, item in enumerate(value)]
         finally:
             self._open.discard(id(value))
         if kind is list:
@@ -90,17 +107,17 @@ class Flattener:
             raise UnsupportedStateError(f"{place}: a tensor cannot be a key", path=place)
         return [self.flatten(key, f"{name}.key", place), self.flatten(item, f"{name}.{key}", place)]
 
-    def _tensor(self, tensor: torch.Tensor, name: str, path: str) -> JSON:
-        check_storable(tensor, path)
-        key = storage_key(tensor)
-        stored = self._names.get(key) if key is not None else None
+    def _tensor(self, tensor: torch.Tensor, name: str, path: str, key: str | None = None) -> JSON:
+        live = LiveTensor(tensor, path, self.deferrable, key)
+        place = storage_key(tensor)
+        stored = self._names.get(place) if place is not None else None
         if stored is None:
-            stored = self._store(name, to_bytes(tensor, path, copy=self._copy))
-            self._alive.append(tensor)
-            if key is not None:
-                self._names[key] = stored
+            stored = self._store(name, live)
+            if place is not None:
+                self._names[place] = stored
         leaf: dict[str, JSON] = {"$tensor": stored}
-        if isinstance(tensor, torch.nn.Parameter):
+        # isinstance would ask Parameter's metaclass, which takes longer than all the rest.
+        if type(tensor) is torch.nn.Parameter:
             leaf["parameter"] = True
         if tensor.requires_grad:
             leaf["requires_grad"] = True
@@ -117,7 +134,7 @@ class Flattener:
         stored = self._store(name, TensorBytes("U8", (len(data),), memoryview(bytearray(data))))
         return {"$ndarray": stored, "dtype": value.dtype.str, "shape": list(value.shape)}
 
-    def _store(self, name: str, data: TensorBytes) -> str:
+    def _store(self, name: str, data: TensorSource) -> str:
         # Names of tensors are written as UTF-8.
         stem = name if name.isascii() else name.encode("utf-8", "backslashreplace").decode()
         unique, count = stem, 1
@@ -129,18 +146,34 @@ class Flattener:
 
 
 class Unflattener:
-    """Rebuilds values; tensors that were one are one again. ``tensors`` maps names to their bytes."""
+    """Rebuilds values; tensors that were one are one again. ``tensors`` maps names to what was stored.
 
-    def __init__(self, tensors: Mapping[str, TensorBytes]) -> None:
+    With ``deferred`` tensors and arrays are made empty: ``pending`` are the stored ones with the memory for their
+    bytes, which somebody has to bring there.
+    """
+
+    def __init__(self, tensors: Mapping[str, StoredSource], *, deferred: bool = False) -> None:
+        self.pending: list[tuple[StoredSource, memoryview]] = []
         self._tensors = tensors
+        self._deferred = deferred
         self._made: dict[tuple[str, bool, bool], torch.Tensor] = {}
 
     def unflatten(self, tree: JSON) -> Any:
         """The value of a JSON tree. Raises CorruptCheckpointError for a tree that ``flatten`` cannot have made."""
         try:
             return self._value(tree)
-        except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise CorruptCheckpointError(f"the stored training state cannot be understood ({error!r})") from error
+
+    def members(self, tree: JSON) -> Any:
+        """The value of a JSON tree; if it is a dict with texts as keys, its own tensors stay as they are stored."""
+        if type(tree) is not dict or next(iter(tree), "")[:1] == "$":
+            return Unflattener(self._tensors).unflatten(tree)
+        found = {}
+        for key, item in tree.items():
+            stored = type(item) is dict and "$tensor" in item and item["$tensor"] in self._tensors
+            found[key] = self._tensors[item["$tensor"]] if stored else self.unflatten(item)
+        return found
 
     def _value(self, tree: JSON) -> Any:
         if isinstance(tree, list):
@@ -154,7 +187,9 @@ class Unflattener:
         if tag == "$tensor":
             return self._tensor(content, tree)
         if tag == "$ndarray":
-            return _array(bytearray(self._tensors[content].data), tree["dtype"], tuple(tree["shape"]))
+            data = bytearray(self._tensors[content].nbytes)
+            self._fill(self._tensors[content], memoryview(data))
+            return _array(data, tree["dtype"], tuple(tree["shape"]))
         if tag == "$deque":
             return deque(self._value(content), tree["maxlen"])
         if tag == "$numpy":
@@ -168,13 +203,20 @@ class Unflattener:
         key = (name, is_parameter, requires_grad)
         if key not in self._made:
             if key[1:] == (False, False):
-                tensor = to_tensor(self._tensors[name])
+                tensor, view = empty_tensor(self._tensors[name])
+                self._fill(self._tensors[name], view)
             else:
                 # A parameter and a plain tensor of the same memory are two objects, and share it again.
                 tensor = self._tensor(name, {}).detach()
                 tensor = torch.nn.Parameter(tensor, requires_grad) if is_parameter else tensor.requires_grad_()
             self._made[key] = tensor
         return self._made[key]
+
+    def _fill(self, stored: StoredSource, target: memoryview) -> None:
+        if self._deferred:
+            self.pending.append((stored, target))
+        elif target.nbytes:
+            stored.copy_into(target, 0)
 
 
 def _is_plain(dtype: np.dtype[Any]) -> bool:
@@ -190,6 +232,10 @@ def _array(data: bytearray, name: str, shape: tuple[int, ...]) -> Any:
     if not _is_plain(dtype) or not whole:
         raise ValueError(f"{len(data)} bytes do not make {name!r} of shape {list(shape)}")
     return np.ndarray(shape, dtype, buffer=data) if dtype.itemsize and data else np.zeros(shape, dtype)
+
+
+def _is_plain_key(key: object) -> bool:
+    return type(key) is str and key[:1] != "$" and (key.isascii() or _is_text(key))
 
 
 def _is_text(value: str) -> bool:

@@ -1,18 +1,16 @@
-"""A module's saved tensors: whether they fit, and loading them in place."""
+"""A module's saved tensors: do they fit?"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from milepost.records import TensorBytes
-from milepost.snapshot.names import clean, is_weight, module_state, unwrap
+from milepost.snapshot.names import is_weight, module_state
 from milepost.snapshot.problems import Problems
-from milepost.snapshot.tensors import check_storable, overlaps_itself, same_bits, shape_and_dtype, to_borrowed_tensor
+from milepost.snapshot.tensors import check_storable, overlaps_itself, same_bits, shape_and_dtype, to_tensor
 from milepost.snapshot.ties import find_ties
 
 
@@ -60,38 +58,21 @@ def compare_ties(problems: Problems, prefix: str, live: Mapping[str, torch.Tenso
 
 def described(value: Any) -> tuple[tuple[int, ...], Any]:
     """Shape and dtype of a saved tensor; of another value, no shape and its type's name."""
-    if isinstance(value, TensorBytes):
-        return shape_and_dtype(value)
     if isinstance(value, torch.Tensor):
         return tuple(value.shape), value.dtype
-    return (), type(value).__name__
+    return shape_and_dtype(value) if is_stored(value) else ((), type(value).__name__)
 
 
-def load_module(module: nn.Module, saved: Mapping[str, Any], *, strict: bool) -> None:
-    """Copy saved tensors (and extra state) into the module in place, through its own ``load_state_dict``."""
-    inner = unwrap(module)
-    live = inner.state_dict()
-    live_names = {clean(name): name for name in live}
-    made = OrderedDict((live_names[name], _tensor(value)) for name, value in saved.items())
-    # Without the versions of its parts, a module would take this for the state of an older release of itself.
-    made._metadata = getattr(live, "_metadata", OrderedDict())  # type: ignore[attr-defined]
-    expanded = [name for name in made if isinstance(live[name], torch.Tensor) and overlaps_itself(live[name])]
-    values = {name: made.pop(name) for name in expanded}
-    inner.load_state_dict(made, strict=strict and not expanded)
-    for name, value in values.items():
-        _copy_expanded(live[name], value)
+def is_stored(value: object) -> bool:
+    """Whether a saved value is a tensor as it was stored, which is no torch tensor yet."""
+    return not isinstance(value, torch.Tensor) and hasattr(value, "copy_into")
 
 
 def _expanded_differently(live: torch.Tensor, saved: torch.Tensor) -> bool:
-    return not same_bits(_once(live, saved).expand_as(saved), saved)
+    return not same_bits(once(live, saved).expand_as(saved), saved)
 
 
-def _copy_expanded(live: torch.Tensor, saved: torch.Tensor) -> None:
-    with torch.no_grad():
-        _once(live, live).copy_(_once(live, saved))
-
-
-def _once(live: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def once(live: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """The part of ``value`` where each element of an expanded ``live`` is met once."""
     for dimension, stride in enumerate(live.stride()):
         if stride == 0 and value.shape[dimension] > 1:
@@ -99,13 +80,18 @@ def _once(live: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     return value
 
 
+def holds_weight(name: str, value: object) -> bool:
+    """Whether a saved value of a module's state is a parameter or a buffer, and not its extra state."""
+    return is_weight(name, value) or (is_stored(value) and name.rpartition(".")[2] != "_extra_state")
+
+
 def _tensor(value: Any) -> Any:
-    return to_borrowed_tensor(value) if isinstance(value, TensorBytes) else value
+    return to_tensor(value) if is_stored(value) else value
 
 
 def _equal(first: Any, second: Any) -> bool:
     if first is second:
         return True
-    if isinstance(first, TensorBytes) and isinstance(second, TensorBytes):
-        return first.data == second.data
+    if is_stored(first) and is_stored(second):
+        return bool(first.data == second.data)
     return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and same_bits(first, second)

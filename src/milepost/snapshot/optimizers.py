@@ -6,7 +6,7 @@ empty, which changes the weights' future; here absent state stays absent.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from milepost.snapshot.names import unused
 
 _KNOWN = ("state", "param_groups")
+_PARAMETERS = "parameters"
 # What schedulers, and named parameters, add to a group.
 _ADDED = frozenset({"param_names", "initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"})
 # State of torch's own optimizers that has its parameter's shape.
@@ -27,8 +28,9 @@ _PARAMETER_SHAPED = frozenset({
 def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
     """The state with ``state`` by parameter name and each group's ``params`` as names.
 
-    ``names`` maps ``id(parameter)`` to its name; a parameter without one is called ``param_groups.<group>.<place>``.
-    State under keys that are no parameter goes to ``other_state``.
+    ``names`` maps ``id(parameter)`` to its name; a parameter without one is called ``param_groups.<group>.<place>``,
+    and is itself in ``parameters``, since no module's state has it. State under keys that are no parameter goes to
+    ``other_state``.
     """
     state_dict = optimizer.state_dict()
     by_number: dict[Any, str] = {}
@@ -39,11 +41,16 @@ def named_state(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
     state = {by_number[key]: value for key, value in state_dict["state"].items() if key in by_number}
     other = {key: value for key, value in state_dict["state"].items() if key not in by_number}
     extra = {key: value for key, value in state_dict.items() if key not in _KNOWN}
-    return {**extra, "state": state, "other_state": other, "param_groups": groups}
+    found = {**extra, "state": state, "other_state": other, "param_groups": groups}
+    if all(id(parameter) in names for group in optimizer.param_groups for parameter in group["params"]):
+        return found
+    return {**found, _PARAMETERS: dict(_own_parameters(optimizer, names))}
 
 
 def find_mismatches(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str], entry: str) -> list[str]:
     """One sentence for each way in which a saved state does not fit the optimizer."""
+    if not _is_state(saved):
+        return [f"{entry}: what is stored is no optimizer's state"]
     live = _names_by_group(optimizer, names)
     stored = [group["params"] for group in saved["param_groups"]]
     if len(live) != len(stored):
@@ -53,7 +60,7 @@ def find_mismatches(optimizer: Optimizer, saved: Mapping[str, Any], names: Mappi
         known, saved_names = set(here), set(there)
         problems += [f"{entry}: group {at} lacks {name}" for name in there if name not in known]
         problems += [f"{entry}: group {at} has {name}, which is not stored" for name in here if name not in saved_names]
-    return problems + _differing_shapes(optimizer, saved, live, entry)
+    return problems + _differing_shapes(optimizer, saved, live, entry) + _differing_own(optimizer, saved, names, entry)
 
 
 def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
@@ -61,7 +68,7 @@ def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapp
     numbers: dict[str, int] = {}
     places: dict[str, tuple[torch.Tensor, Mapping[str, Any]]] = {}
     groups = []
-    plain = _is_plain(optimizer)
+    plain = is_plain(optimizer)
     named = _names_by_group(optimizer, names)
     for own, group, stored in zip(named, optimizer.param_groups, saved["param_groups"], strict=True):
         for name, parameter in zip(own, group["params"], strict=True):
@@ -69,7 +76,10 @@ def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapp
             places[name] = (parameter, group)
         placed = {key: _beside(group.get(key), value) for key, value in stored.items()}
         groups.append({**placed, "params": [numbers[name] for name in own]})
-    extra = {key: value for key, value in saved.items() if key not in (*_KNOWN, "other_state")}
+    extra = {key: value for key, value in saved.items() if key not in (*_KNOWN, "other_state", _PARAMETERS)}
+    with torch.no_grad():
+        for name, value in saved.get(_PARAMETERS, {}).items():
+            places[name][0].copy_(value)
     state: dict[Any, Any] = dict(saved["other_state"])
     if not plain:
         # Somebody's own load_state_dict, or a hook, has a right to see all of it.
@@ -83,7 +93,8 @@ def load_named_state(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapp
             optimizer.state[parameter] = _with_own_bits(optimizer.state[parameter], values)
 
 
-def _is_plain(optimizer: Optimizer) -> bool:
+def is_plain(optimizer: Optimizer) -> bool:
+    """Whether nobody but torch takes part in loading its state, so that nothing can refuse."""
     hooks = (optimizer._optimizer_load_state_dict_pre_hooks, optimizer._optimizer_load_state_dict_post_hooks)
     return type(optimizer).load_state_dict is Optimizer.load_state_dict and not any(hooks)
 
@@ -138,6 +149,29 @@ def _names_by_group(optimizer: Optimizer, names: Mapping[int, str]) -> list[list
     return [[own[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
 
 
+def _own_parameters(optimizer: Optimizer, names: Mapping[int, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    for own, group in zip(_names_by_group(optimizer, names), optimizer.param_groups, strict=True):
+        for name, parameter in zip(own, group["params"], strict=True):
+            if id(parameter) not in names:
+                yield name, parameter.detach()
+
+
+def _is_state(saved: Any) -> bool:
+    if not isinstance(saved, dict) or not {"state", "other_state", "param_groups"} <= saved.keys():
+        return False
+    groups, parts = saved["param_groups"], (saved["state"], saved["other_state"], saved.get(_PARAMETERS, {}))
+    named = isinstance(groups, list) and all(
+        isinstance(group, dict)
+        and isinstance(group.get("params"), list)
+        and all(isinstance(name, str) for name in group["params"])
+        for group in groups
+    )
+    if not named or not all(isinstance(part, dict) for part in parts):
+        return False
+    known = {name for group in groups for name in group["params"]}
+    return known.issuperset(parts[0]) and known.issuperset(parts[2])
+
+
 def _differing_kinds(optimizer: Optimizer, saved: Mapping[str, Any], entry: str) -> list[str]:
     # A newer torch adds settings, and a loop's own may come and go. Settings on both sides that the other has not
     # are those of another kind of optimizer, which would fail in its first step.
@@ -151,6 +185,15 @@ def _differing_kinds(optimizer: Optimizer, saved: Mapping[str, Any], entry: str)
                 f"{type(optimizer).__name__} here has {', '.join(sorted(lacking))}"
             )
     return problems
+
+
+def _differing_own(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str], entry: str) -> list[str]:
+    stored = saved.get(_PARAMETERS, {})
+    return [
+        f"{entry}: {name} {list(parameter.shape)} is in no module, and what is stored for it does not fit"
+        for name, parameter in _own_parameters(optimizer, names)
+        if name in stored and getattr(stored[name], "shape", None) != parameter.shape
+    ]
 
 
 def _differing_shapes(optimizer: Optimizer, saved: Mapping[str, Any], named: list[list[str]], entry: str) -> list[str]:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from milepost.errors import IncompatibleStateError
-from milepost.records import Snapshot, TensorBytes
-from milepost.snapshot.flatten import Flattener, Unflattener
-from milepost.snapshot.modules import compare_module, compare_ties, described, live_weights, load_module, with_ties
-from milepost.snapshot.names import is_weight, parameter_names
-from milepost.snapshot.optimizers import find_mismatches, load_named_state
+from milepost.records import Fill, Restorable
+from milepost.snapshot import loading, optimizers
+from milepost.snapshot.flatten import Unflattener
+from milepost.snapshot.loading import load_module
+from milepost.snapshot.modules import compare_module, compare_ties, described, holds_weight, live_weights, with_ties
+from milepost.snapshot.names import parameter_names, unwrap
+from milepost.snapshot.optimizers import find_mismatches, load_named_state, named_state
 from milepost.snapshot.plain import InPlace
 from milepost.snapshot.problems import Problems
-from milepost.snapshot.rng import capture_rng, restore_rng
+from milepost.snapshot.refusals import Loading, load_all_or_none
+from milepost.snapshot.rng import find_rng_faults, restore_rng
 from milepost.snapshot.stateful import RNG, Entries, Kind
 
 
@@ -31,17 +33,21 @@ class LoadResult:
     unexpected: tuple[str, ...]
 
 
-def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str] = ()) -> None:
+def restore(entries: Entries, snapshot: Restorable, *, allow_missing: Iterable[str] = ()) -> None:
     """Put a snapshot's state into the live objects, in place, the random number generators last.
 
     ``allow_missing`` names entries that may be in one of the two only; they are left as they are. Raises
-    IncompatibleStateError naming every missing, unexpected or differing part, with all live objects untouched.
+    IncompatibleStateError naming every missing, unexpected or differing part, or CorruptCheckpointError, with all
+    live objects untouched.
     """
     allowed = {allow_missing} if isinstance(allow_missing, str) else set(allow_missing)
     problems = Problems()
     problems.compare({*entries.values, RNG} - allowed, set(snapshot.state) - allowed)
-    unflattener = Unflattener(snapshot.tensors)
-    saved = {name: unflattener.unflatten(tree) for name, tree in snapshot.state.items()}
+    unflattener = Unflattener(snapshot.tensors, deferred=True)
+    saved = {
+        name: unflattener.members(tree) if entries.kinds.get(name) is Kind.MODULE else unflattener.unflatten(tree)
+        for name, tree in snapshot.state.items()
+    }
     present = {name: value for name, value in entries.values.items() if name in saved}
     owner = _owner_of_weights(entries, saved)
     if owner is not None:
@@ -49,32 +55,33 @@ def restore(entries: Entries, snapshot: Snapshot, *, allow_missing: Iterable[str
     names = parameter_names(entries)
     for name, value in present.items():
         _check(problems, name, value, entries.kinds[name], saved[name], names)
-    if RNG in saved and not (isinstance(saved[RNG], dict) and {"python", "numpy", "torch"} <= saved[RNG].keys()):
-        problems.mismatched.append(f"{RNG}: what is stored are no generators' states")
     problems.raise_if_any()
-    _load_foreign({name: value for name, value in present.items() if entries.kinds[name] is Kind.STATEFUL}, saved)
+    # Every byte of the checkpoint is checked here, before anything live changes.
+    snapshot.fill(unflattener.pending)
+    if RNG in saved:
+        problems.mismatched += [f"{RNG}: {fault}" for fault in find_rng_faults(saved[RNG])]
+    problems.raise_if_any()
+    load_all_or_none(_loadings(entries, present, saved, names, snapshot.fill_again))
     in_place = InPlace()
-    for kind in (Kind.MODULE, Kind.OPTIMIZER, Kind.PLAIN):
-        for name in (name for name in present if entries.kinds[name] is kind):
-            if kind is Kind.MODULE:
-                load_module(present[name], saved[name], strict=True)
-            elif kind is Kind.OPTIMIZER:
-                load_named_state(present[name], saved[name], names)
-            else:
-                in_place.load(present[name], saved[name])
+    for name, value in present.items():
+        kind = entries.kinds[name]
+        if kind is Kind.MODULE and loading.is_plain(value):
+            load_module(value, saved[name], snapshot.fill_again)
+        elif kind is Kind.OPTIMIZER and optimizers.is_plain(value):
+            load_named_state(value, saved[name], names)
+        elif kind is Kind.PLAIN:
+            in_place.load(value, saved[name])
     if RNG in saved:
         restore_rng(saved[RNG])
 
 
-def restore_model(
-    model: nn.Module, weights: Mapping[str, TensorBytes], ties: Mapping[str, str], *, strict: bool = True
-) -> LoadResult:
+def restore_model(model: nn.Module, snapshot: Restorable, *, strict: bool = True) -> LoadResult:
     """Copy weights into a model in place, cast to its dtypes; only names matter, and with ``strict`` all of them.
 
-    Raises IncompatibleStateError, with the model untouched.
+    Raises IncompatibleStateError or CorruptCheckpointError, with the model untouched.
     """
     live = live_weights(model)
-    saved = with_ties(weights, ties, live)
+    saved = with_ties(snapshot.weights, snapshot.ties, live)
     missing = tuple(name for name in live if name not in saved)
     unexpected = tuple(name for name in saved if name not in live)
     problems = Problems()
@@ -87,7 +94,12 @@ def restore_model(
             problems.mismatched.append(f"{name}: {list(shape)} is stored, the model has {list(live[name].shape)}")
     compare_ties(problems, "", live, saved)
     problems.raise_if_any()
-    load_module(model, {name: value for name, value in saved.items() if name in live}, strict=False)
+    snapshot.fill(())
+    wanted = {name: value for name, value in saved.items() if name in live}
+    if loading.is_plain(model):
+        load_module(model, wanted, snapshot.fill_again)
+    else:
+        load_all_or_none([_of_module("model", model, wanted, snapshot.fill_again)])
     return LoadResult(missing, unexpected)
 
 
@@ -98,7 +110,7 @@ def _owner_of_weights(entries: Entries, saved: Mapping[str, Any]) -> str | None:
         for name, module in entries.of(Kind.MODULE).items()
         if isinstance(saved.get(name), dict)
         and live_weights(module)
-        and not any(is_weight(key, value) for key, value in saved[name].items())
+        and not any(holds_weight(key, value) for key, value in saved[name].items())
     ]
     return entries.model if entries.model in owners else owners[0] if len(owners) == 1 else None
 
@@ -110,10 +122,7 @@ def _check(problems: Problems, name: str, value: Any, kind: Kind, saved: Any, na
         else:
             problems.mismatched.append(f"{name}: what is stored is no module's state")
     elif kind is Kind.OPTIMIZER:
-        if not isinstance(saved, dict) or not {"state", "other_state", "param_groups"} <= saved.keys():
-            problems.mismatched.append(f"{name}: what is stored is no optimizer's state")
-        else:
-            problems.mismatched += find_mismatches(value, saved, names, name)
+        problems.mismatched += find_mismatches(value, saved, names, name)
     elif kind is Kind.PLAIN and type(saved) is not type(value):
         problems.mismatched.append(
             f"{name}: a {type(saved).__name__} is stored, the state has a {type(value).__name__}"
@@ -122,40 +131,37 @@ def _check(problems: Problems, name: str, value: Any, kind: Kind, saved: Any, na
         problems.mismatched.append(f"{name}: what is stored did not come from a state_dict()")
 
 
-def _load_foreign(objects: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    """Load the objects that only their own ``load_state_dict`` can check, or none of them: the first to go, too.
-
-    Before anything else, since afterwards nothing can refuse any more.
-    """
+def _loadings(
+    entries: Entries, present: Mapping[str, Any], saved: Mapping[str, Any], names: Mapping[int, str], fill: Fill
+) -> Iterator[Loading]:
+    """The loadings that may refuse, before all others, after which nothing can any more."""
+    objects = [name for name in present if entries.kinds[name] is Kind.STATEFUL]
     # Asking torchdata's loader for its state begins an epoch. It refuses nothing, and need not be asked.
-    ordered = sorted(objects, key=lambda name: not isinstance(objects[name], DataLoader))
-    generators = capture_rng()
-    undo: list[tuple[Any, Any]] = []
-    for name in ordered:
-        value = objects[name]
-        if not isinstance(value, DataLoader):
-            undo.append((value, _state_now(value)))
-        try:
-            value.load_state_dict(saved[name]["state"])
-        except Exception as error:
-            for changed, before in reversed(undo):
-                if before is not None:
-                    # One that refuses its own state too is left as its author left it.
-                    with contextlib.suppress(Exception):
-                        changed.load_state_dict(before[0])
-            restore_rng(generators)
-            if isinstance(error, IncompatibleStateError):
-                raise
-            raise IncompatibleStateError(f'state["{name}"].load_state_dict() failed: {error!r}') from error
-    for name, value in objects.items():
-        if saved[name]["generator"] is not None and isinstance(getattr(value, "generator", None), torch.Generator):
-            value.generator.set_state(saved[name]["generator"])
+    for name in sorted(objects, key=lambda name: not isinstance(present[name], DataLoader)):
+        value = present[name]
+        load = partial(_load_object, value, saved[name])
+        asked = not isinstance(value, DataLoader)
+        yield Loading(name, load, value.state_dict, value.load_state_dict) if asked else Loading(name, load)
+    for name, value in present.items():
+        kind = entries.kinds[name]
+        if kind is Kind.MODULE and not loading.is_plain(value):
+            yield _of_module(name, value, saved[name], fill)
+        elif kind is Kind.OPTIMIZER and not optimizers.is_plain(value):
+            yield Loading(
+                name,
+                partial(load_named_state, value, saved[name], names),
+                partial(named_state, value, names),
+                partial(load_named_state, value, names=names),
+            )
 
 
-def _state_now(value: Any) -> tuple[Any] | None:
-    """A copy of an object's state, in a tuple; None where it has none yet, or none that could be stored."""
-    flattener = Flattener(copy=True)
-    with contextlib.suppress(Exception):
-        tree = flattener.flatten(value.state_dict(), "state", "state")
-        return (Unflattener(flattener.tensors).unflatten(tree),)
-    return None
+def _of_module(name: str, module: nn.Module, saved: Mapping[str, Any], fill: Fill) -> Loading:
+    inner = unwrap(module)
+    put_back = partial(inner.load_state_dict, strict=False)
+    return Loading(name, partial(load_module, module, saved, fill), lambda: dict(inner.state_dict()), put_back)
+
+
+def _load_object(value: Any, saved: Mapping[str, Any]) -> None:
+    value.load_state_dict(saved["state"])
+    if saved["generator"] is not None and isinstance(getattr(value, "generator", None), torch.Generator):
+        value.generator.set_state(saved["generator"])

@@ -28,6 +28,26 @@ def capture_rng() -> dict[str, Any]:
     return state
 
 
+def find_rng_faults(state: Any) -> list[str]:
+    """One sentence for each way in which saved states are none that the generators here could take."""
+    if not isinstance(state, dict) or not {"python", "numpy", "torch"} <= state.keys():
+        return ["what is stored are no generators' states"]
+    kind = type(np.random.get_bit_generator())  # type: ignore[attr-defined]
+    trials: dict[str, Any] = {
+        "python": lambda: random.Random(0).setstate(state["python"]),
+        # Of the kind of the global one, which may be another than NumPy's usual.
+        "numpy": lambda: np.random.RandomState(kind(0)).set_state(state["numpy"]),
+        "torch": lambda: torch.Generator().set_state(state["torch"]),
+    }
+    faults = []
+    for name, trial in trials.items():
+        try:
+            trial()
+        except Exception as error:
+            faults.append(f"what is stored is no state of {name}'s generator here ({error})")
+    return faults
+
+
 def restore_rng(state: Mapping[str, Any]) -> None:
     """Put every generator back; do it last, since restoring other parts may draw.
 

@@ -35,6 +35,16 @@ class Entries:
     kinds: Mapping[str, Kind]
     model: str | None
 
+    def refuse_changes(self, state: Mapping[str, Any]) -> None:
+        """Raise UnsupportedStateError naming an entry of ``state`` that is another object now, or new, or gone."""
+        for name in {**self.values, **state}:
+            if name not in state or name not in self.values or state[name] is not self.values[name]:
+                raise UnsupportedStateError(
+                    f'state["{name}"] is not what it was when the CheckpointManager was made, which saves and restores '
+                    "the objects it was given then. Change that object in place, or make a new manager.",
+                    path=name,
+                )
+
     def of(self, kind: Kind) -> dict[str, Any]:
         """The entries of one kind."""
         return {name: value for name, value in self.values.items() if self.kinds[name] is kind}
@@ -79,7 +89,7 @@ def _kind(name: str, value: Any) -> Kind:
         return Kind.STATEFUL
     if isinstance(value, dict | list):
         # Fails now rather than at the first save if something in it cannot be stored.
-        Flattener(copy=False).flatten(value, name, path)
+        Flattener().flatten(value, name, path)
         return Kind.PLAIN
     if isinstance(value, DataLoader):
         raise UnsupportedStateError(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import TensorBytes
+from milepost.records import TensorBytes, TensorSource
 
 _NAMES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -24,12 +24,24 @@ _NUMPY = frozenset({
     torch.float64, torch.float32, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
     torch.bool,
 })  # fmt: skip
+_STRIDED = torch.strided
 # Complex numbers that safetensors does not know are stored as pairs of real ones.
 _PAIRS = {torch.complex128: "F64", torch.complex32: "F16"}
 
 
-def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
-    """A tensor's bytes in host memory, row-major; with ``copy`` never the tensor's own memory.
+def stored_form(tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str | None]:
+    """The dtype, shape and logical dtype under which a tensor is stored."""
+    dtype, shape = tensor.dtype, tuple(tensor.shape)
+    name = _NAMES.get(dtype)
+    if name is not None:
+        return name, shape, None
+    if dtype in _PAIRS:
+        return _PAIRS[dtype], (*shape, 2), _logical(dtype)
+    return "U8", (*shape, tensor.element_size()), _logical(dtype)
+
+
+def to_bytes(tensor: torch.Tensor, path: str) -> TensorBytes:
+    """A tensor's bytes in host memory, row-major; they may be the tensor's own memory.
 
     ``path`` is its place in the state, for the UnsupportedStateError raised for sparse, quantized, meta and
     distributed tensors, and other subclasses.
@@ -37,50 +49,39 @@ def to_bytes(tensor: torch.Tensor, path: str, *, copy: bool) -> TensorBytes:
     check_storable(tensor, path)
     try:
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        data = _view(host)
+        data = host_view(host)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError) as error:
         raise UnsupportedStateError(
             f"{path} has the dtype {tensor.dtype}, which torch cannot copy ({error})", path=path
         ) from error
-    if copy and host.data_ptr() == tensor.data_ptr():
-        data = memoryview(bytearray(data))
-    dtype, shape = host.dtype, tuple(host.shape)
-    if dtype in _NAMES:
-        return TensorBytes(_NAMES[dtype], shape, data)
-    if dtype in _PAIRS:
-        return TensorBytes(_PAIRS[dtype], (*shape, 2), data, _logical(dtype))
-    return TensorBytes("U8", (*shape, host.element_size()), data, _logical(dtype))
+    name, shape, logical = stored_form(tensor)
+    return TensorBytes(name, shape, data, logical)
 
 
-def to_tensor(stored: TensorBytes) -> torch.Tensor:
-    """A tensor in memory of its own from its bytes. Raises CorruptCheckpointError for a dtype that torch lacks."""
+def empty_tensor(stored: TensorSource) -> tuple[torch.Tensor, memoryview]:
+    """A tensor for a stored one's bytes, which are still to come, and a view of its memory.
+
+    Raises CorruptCheckpointError for a dtype that torch lacks, or another number of bytes.
+    """
     shape, dtype = shape_and_dtype(stored)
     # Said, since the default device may be another.
     tensor = torch.empty(shape, dtype=dtype, device="cpu")
     if stored.nbytes != tensor.numel() * tensor.element_size():
         raise CorruptCheckpointError(f"{stored.nbytes} bytes do not make a tensor of {dtype} and shape {list(shape)}")
-    if stored.nbytes:
-        _view(tensor)[:] = stored.data
+    return tensor, host_view(tensor)
+
+
+def to_tensor(stored: TensorSource) -> torch.Tensor:
+    """A tensor in memory of its own from its bytes. Raises what ``empty_tensor`` does."""
+    tensor, view = empty_tensor(stored)
+    if view.nbytes:
+        stored.copy_into(view, 0)
     return tensor
 
 
-def to_borrowed_tensor(stored: TensorBytes) -> torch.Tensor:
-    """Like ``to_tensor``, for reading only: it may be a view of the stored bytes."""
-    shape, dtype = shape_and_dtype(stored)
-    whole = stored.nbytes == math.prod(shape) * dtype.itemsize
-    # torch has no tensors that cannot be written, and warns of bytes that cannot.
-    if not whole or not stored.nbytes or stored.data.readonly:
-        return to_tensor(stored)
-    octets = torch.frombuffer(stored.data, dtype=torch.uint8)
-    # Bytes of a file begin where they begin, and wider numbers must be aligned.
-    if octets.data_ptr() % dtype.itemsize:
-        return to_tensor(stored)
-    return octets.view(dtype).view(shape)
-
-
-def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
+def shape_and_dtype(stored: TensorSource) -> tuple[tuple[int, ...], torch.dtype]:
     """What ``to_tensor`` would give, without making it. Raises CorruptCheckpointError for a dtype that torch lacks."""
     if stored.logical is not None:
         return stored.shape[:-1], _logical_dtype(stored)
@@ -89,8 +90,19 @@ def shape_and_dtype(stored: TensorBytes) -> tuple[tuple[int, ...], torch.dtype]:
     return stored.shape, _DTYPES[stored.dtype]
 
 
+def is_storable(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are all of it: plain, dense and with memory."""
+    return (
+        (type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter)
+        and tensor.layout is _STRIDED
+        and not (tensor.is_nested or tensor.is_quantized or tensor.is_meta or tensor._is_zerotensor())
+    )
+
+
 def check_storable(tensor: torch.Tensor, path: str) -> None:
     """Raise UnsupportedStateError for a tensor whose bytes are not all of it."""
+    if is_storable(tensor):
+        return
     fault = None
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         fault = f"is a {type(tensor).__module__}.{type(tensor).__qualname__}"
@@ -115,15 +127,15 @@ def storage_key(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """Equal for two tensors that are the same view of the same memory; None for an empty one."""
     if tensor.numel() == 0:
         return None
-    place = (tensor.device, tensor.untyped_storage().data_ptr(), tensor.storage_offset())
-    return (*place, tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return place if tensor.is_cpu else (*place, tensor.device)
 
 
 def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors are equal in shape, dtype and every bit, NaNs too."""
     if (first.shape, first.dtype) != (second.shape, second.dtype):
         return False
-    return to_bytes(first, "", copy=False).data == to_bytes(second, "", copy=False).data
+    return to_bytes(first, "").data == to_bytes(second, "").data
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
@@ -133,7 +145,8 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
     )
 
 
-def _view(tensor: torch.Tensor) -> memoryview:
+def host_view(tensor: torch.Tensor) -> memoryview:
+    """A contiguous tensor's bytes in host memory, as a flat view."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
     array: Any
@@ -141,20 +154,26 @@ def _view(tensor: torch.Tensor) -> memoryview:
         # The same as below, and several times faster for many small tensors.
         array = tensor.numpy()
         return memoryview(array.reshape(-1).view(np.uint8))
+    array = byte_view(tensor).numpy()
+    return memoryview(array)
+
+
+def byte_view(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor as a flat one of bytes, on its device; the same memory, but for one element of any stride."""
+    tensor = tensor.detach()
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     flat = real.reshape(-1)
-    if flat.stride(0) != 1:
+    if flat.numel() and flat.stride(0) != 1:
         # One element may have any stride and is still called contiguous.
         flat = torch.empty_like(flat, memory_format=torch.contiguous_format).copy_(flat)
-    array = flat.view(torch.uint8).numpy()
-    return memoryview(array)
+    return flat.view(torch.uint8)
 
 
 def _logical(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _logical_dtype(stored: TensorBytes) -> torch.dtype:
+def _logical_dtype(stored: TensorSource) -> torch.dtype:
     dtype = getattr(torch, stored.logical or "", None)
     if not isinstance(dtype, torch.dtype) or not stored.shape:
         raise CorruptCheckpointError(f"a tensor has the dtype {stored.logical!r}, which this torch does not know")

@@ -64,11 +64,12 @@ def read_catalog(folder: Path) -> Catalog:
         except UnsupportedFormatError as error:
             damaged.append(Damaged(step, path, f"written in the newer format {error.version}", error.version))
         else:
-            fault = manifest.damage if manifest.step == step else f"its manifest belongs to step {manifest.step}"
-            if fault is None:
-                checkpoints.append(checkpoint)
+            if manifest.step != step:
+                damaged.append(Damaged(step, path, f"its manifest belongs to step {manifest.step}"))
+            elif manifest.damage is not None:
+                damaged.append(Damaged(step, path, manifest.damage, passed_over=checkpoint))
             else:
-                damaged.append(Damaged(step, path, fault))
+                checkpoints.append(checkpoint)
     checkpoints.sort(key=lambda checkpoint: (checkpoint.serial, checkpoint.created, checkpoint.step))
     damaged.sort(key=lambda entry: entry.step)
     ignored.sort(key=lambda entry: entry.step)
@@ -91,7 +92,9 @@ def find_checkpoint(path: Path) -> tuple[Checkpoint, Manifest]:
 
 def newest_serial(catalog: Catalog) -> int:
     """The highest serial in use, 0 in an empty catalog."""
-    return max((checkpoint.serial for checkpoint in catalog.checkpoints), default=0)
+    passed_over = (entry.passed_over for entry in catalog.damaged)
+    known = (*catalog.checkpoints, *(checkpoint for checkpoint in passed_over if checkpoint is not None))
+    return max((checkpoint.serial for checkpoint in known), default=0)
 
 
 def _step_folders(folder: Path) -> list[tuple[int, Path, bool]]:

@@ -8,33 +8,30 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from milepost.errors import DiskFullError
-from milepost.records import Checkpoint, Snapshot, TensorBytes
-from milepost.storage.backend import Backend
-from milepost.storage.digests import DigestingFile, FileRecord
+from milepost.records import Checkpoint, Storable
+from milepost.storage.backend import Backend, WritableFile
+from milepost.storage.digests import FileRecord, chunk_digests
 from milepost.storage.edits import editing
+from milepost.storage.image import Content, Image, plan_image
 from milepost.storage.json_text import json_bytes
 from milepost.storage.layout import (
     MANIFEST,
-    STATE_TENSORS,
     STATE_TREE,
     TRAINING_STATE,
-    WEIGHTS,
     WEIGHTS_INDEX,
     RunFolder,
     is_reserved,
     is_safe_name,
     manifest_draft_name,
     new_id,
-    shard_names,
     staging_name,
 )
 from milepost.storage.manifest import Manifest, encode, read_manifest
+from milepost.storage.streaming import StreamedContent
 from milepost.storage.sweep import make_room, put_back, remove_tree, settle_replaced, sweep_trash
-from milepost.storage.tensor_files import plan_tensor_file, split_into_shards, write_tensor_file
 
 logger = logging.getLogger("milepost")
 
@@ -43,12 +40,19 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A checkpoint to be: what its manifest will say, and what goes into its files (``assets``: name to bytes)."""
+    """A checkpoint to be: what its manifest will say, and what goes into its files (``assets``: name to bytes).
+
+    ``state`` is a snapshot, or the live state. ``image`` and ``content`` are its layout and its bytes where those are
+    in memory already; without them it is laid out and read while it is written, and must not change meanwhile.
+    ``on_bytes`` is told the number of bytes each time some of the large files are written.
+    """
 
     step: int
     serial: int
     run_id: str
-    snapshot: Snapshot
+    state: Storable
+    image: Image | None = None
+    content: Content | None = None
     assets: Mapping[str, bytes] = field(default_factory=dict)
     epoch: int | None = None
     seconds: float = 0.0
@@ -56,11 +60,12 @@ class Draft:
     reasons: tuple[str, ...] = ()
     config: str | None = None
     software: Mapping[str, str] = field(default_factory=dict)
+    on_bytes: Callable[[int], object] = lambda count: None
 
     @property
     def tensor_bytes(self) -> int:
         """Bytes of tensor data, which is nearly all that the checkpoint will need."""
-        tensors = (*self.snapshot.weights.values(), *self.snapshot.tensors.values())
+        tensors = (*self.state.weights.values(), *self.state.tensors.values())
         return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -122,8 +127,8 @@ def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size:
     aside: Path | None = None
     try:
         backend.make_folder(staging)
-        files = _write_files(backend, staging, draft, max_shard_size)
-        manifest = _manifest(draft, files)
+        files, direct = _write_files(backend, staging, draft, max_shard_size)
+        manifest = _manifest(draft, files, direct)
         _write(backend, staging / MANIFEST, encode(manifest))
         backend.sync_folder(staging)
         with editing(run):
@@ -144,65 +149,77 @@ def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size:
     return manifest.as_checkpoint(final)
 
 
-def _write_files(backend: Backend, staging: Path, draft: Draft, max_shard_size: int) -> dict[str, FileRecord]:
-    snapshot = draft.snapshot
-    files: dict[str, FileRecord] = {}
-    for name, content in draft.assets.items():
-        _make_parents(backend, staging, name, files)
-        files[name] = _write(backend, staging / name, content)
-    weight_map = _write_tensors(backend, staging, WEIGHTS, snapshot.weights, max_shard_size, files)
-    if len(set(weight_map.values())) > 1:
-        index = {"metadata": {"total_size": _total(snapshot.weights)}, "weight_map": weight_map}
-        files[WEIGHTS_INDEX] = _write(backend, staging / WEIGHTS_INDEX, json_bytes(index))
-    backend.make_folder(staging / TRAINING_STATE)
-    _write_tensors(backend, staging, STATE_TENSORS, snapshot.tensors, max_shard_size, files)
-    files[STATE_TREE] = _write(backend, staging / STATE_TREE, json_bytes(snapshot.state))
+def _write_files(
+    backend: Backend, staging: Path, draft: Draft, max_shard_size: int
+) -> tuple[dict[str, FileRecord], bool]:
+    """Write all files, then force them all to the disk; gives their records, and whether large ones went direct.
+
+    In this order, because forcing the first one makes the disk do most of the work for the others.
+    """
+    image = plan_image(draft.state, max_shard_size) if draft.image is None else draft.image
+    with contextlib.ExitStack() as stack:
+        content: Content
+        if draft.content is None:
+            content = streamed = StreamedContent(image, image.sources(draft.state))
+            stack.callback(streamed.close)
+        else:
+            content = draft.content
+        open_files: list[WritableFile] = []
+        files: dict[str, FileRecord] = {}
+        backend.make_folder(staging / TRAINING_STATE)
+        for file in image.files:
+            raw = backend.create(staging / file.name, file.size)
+            stack.callback(raw.close)
+            open_files.append(raw)
+            for number in file.chunks:
+                data = content.chunk(number)
+                raw.write(data)
+                draft.on_bytes(data.nbytes)
+        content.confirm()
+        direct = all(raw.direct for raw in open_files)
+        for name, text in _small_files(draft, image).items():
+            _make_parents(backend, staging, name, files)
+            raw = backend.create(staging / name)
+            stack.callback(raw.close)
+            open_files.append(raw)
+            raw.write(text)
+            files[name] = FileRecord(len(text), chunk_digests(text))
+        for raw in open_files:
+            raw.sync()
+        for file in image.files:
+            files[file.name] = FileRecord(file.size, tuple(content.digest(number) for number in file.chunks))
     parents = {parent for name in files for parent in (staging / name).parents}
     for folder in sorted(folder for folder in parents if staging in folder.parents):
         backend.sync_folder(folder)
+    return files, direct
+
+
+def _small_files(draft: Draft, image: Image) -> dict[str, bytes]:
+    files = dict(draft.assets)
+    if len(set(image.weight_map.values())) > 1:
+        total = sum(tensor.nbytes for tensor in draft.state.weights.values())
+        files[WEIGHTS_INDEX] = json_bytes({"metadata": {"total_size": total}, "weight_map": image.weight_map})
+    files[STATE_TREE] = json_bytes(draft.state.state)
     return files
 
 
-def _write_tensors(
-    backend: Backend,
-    staging: Path,
-    stem: str,
-    tensors: Mapping[str, TensorBytes],
-    max_shard_size: int,
-    files: dict[str, FileRecord],
-) -> dict[str, str]:
-    shards = split_into_shards(tensors, max_shard_size)
-    names = shard_names(stem, len(shards))
-    weight_map: dict[str, str] = {}
-    for name, shard in zip(names, shards, strict=True):
-        plan = plan_tensor_file(shard)
-        files[name] = _write_with(backend, staging / name, partial(write_tensor_file, plan=plan))
-        weight_map.update(dict.fromkeys(shard, name))
-    return weight_map
-
-
 def _make_parents(backend: Backend, staging: Path, name: str, files: Mapping[str, FileRecord]) -> None:
-    known = {parent for other in files for parent in (staging / other).parents}
+    known = {staging / TRAINING_STATE, *(parent for other in files for parent in (staging / other).parents)}
     for parent in reversed((staging / name).parents):
         if staging in parent.parents and parent not in known:
             backend.make_folder(parent)
 
 
-def _write(backend: Backend, path: Path, content: bytes) -> FileRecord:
-    return _write_with(backend, path, lambda file: file.write(content))
-
-
-def _write_with(backend: Backend, path: Path, fill: Callable[[DigestingFile], None]) -> FileRecord:
+def _write(backend: Backend, path: Path, content: bytes) -> None:
     raw = backend.create(path)
     try:
-        file = DigestingFile(raw)
-        fill(file)
-        return file.finish()
+        raw.write(content)
+        raw.sync()
     finally:
         raw.close()
 
 
-def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
+def _manifest(draft: Draft, files: Mapping[str, FileRecord], direct: bool) -> Manifest:
     return Manifest(
         step=draft.step,
         serial=draft.serial,
@@ -215,10 +232,6 @@ def _manifest(draft: Draft, files: Mapping[str, FileRecord]) -> Manifest:
         metrics=draft.metrics,
         reasons=draft.reasons,
         config=draft.config,
-        ties=draft.snapshot.ties,
-        software=draft.software,
+        ties=draft.state.ties,
+        software={**draft.software, "io": "direct" if direct else "buffered"},
     )
-
-
-def _total(tensors: Mapping[str, TensorBytes]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())

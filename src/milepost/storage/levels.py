@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from milepost.records import Checkpoint, Level, TensorBytes
+from milepost.records import Checkpoint, Level, Restorable
 from milepost.storage.backend import Backend
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.edits import editing
 from milepost.storage.layout import RunFolder, is_training_state
 from milepost.storage.manifest import Manifest, read_manifest
-from milepost.storage.reader import read_weights as read_plain_weights
+from milepost.storage.reader import StoredState
 from milepost.storage.state_files import remove_state_files
 from milepost.storage.verify import VerifyLevel
 
@@ -25,8 +25,12 @@ from milepost.storage.verify import VerifyLevel
 class WeightsReader(Protocol):
     """How the weights of a checkpoint of some level come back: as they were, bit for bit."""
 
-    def __call__(self, path: Path, manifest: Manifest, *, verify: VerifyLevel) -> dict[str, TensorBytes]:
-        """The model's tensors by name. Raises CorruptCheckpointError."""
+    def __call__(self, path: Path, manifest: Manifest, *, verify: VerifyLevel) -> Restorable:
+        """The model's tensors, described, and to be read. Raises CorruptCheckpointError."""
+
+
+def _read_plain_weights(path: Path, manifest: Manifest, *, verify: VerifyLevel) -> Restorable:
+    return StoredState(path, manifest, verify=verify, state=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +42,12 @@ class LevelOnDisk:
 
 
 LEVELS: Mapping[Level, LevelOnDisk] = {
-    Level.FULL: LevelOnDisk(lambda name: True, read_plain_weights),
-    Level.WEIGHTS: LevelOnDisk(lambda name: not is_training_state(name), read_plain_weights),
+    Level.FULL: LevelOnDisk(lambda name: True, _read_plain_weights),
+    Level.WEIGHTS: LevelOnDisk(lambda name: not is_training_state(name), _read_plain_weights),
 }
 
 
-def read_weights(path: Path, manifest: Manifest, *, verify: VerifyLevel = "digests") -> dict[str, TensorBytes]:
+def stored_weights(path: Path, manifest: Manifest, *, verify: VerifyLevel = "digests") -> Restorable:
     """The model's tensors alone, whatever the checkpoint's level. Raises CorruptCheckpointError."""
     return LEVELS[manifest.level].read_weights(path, manifest, verify=verify)
 

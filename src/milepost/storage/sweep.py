@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import math
 import os
 import stat
 import time
@@ -16,7 +17,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from milepost.errors import MilepostError
-from milepost.records import Checkpoint
+from milepost.records import Checkpoint, Damaged
 from milepost.storage.backend import Backend
 from milepost.storage.edits import editing
 from milepost.storage.layout import (
@@ -50,16 +51,15 @@ def ensure_folder(backend: Backend, path: Path) -> None:
 
 def prune(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint], names: Sequence[str] = ()) -> None:
     """Take checkpoints out of the catalog durably, by moving them to the trash, under ``names``. Raises OSError."""
-    chosen = list(checkpoints)
-    _move_all(run, backend, chosen, run.trash, names or [aside_name(each.name, "pruned") for each in chosen])
+    folders = [checkpoint.path for checkpoint in checkpoints]
+    _move_all(run, backend, folders, run.trash, names or [aside_name(each.name, "pruned") for each in folders])
 
 
-def supersede(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint]) -> None:
-    """Move the checkpoints after a rewind's step out of the way, the newest first, durably. Raises OSError."""
-    newest_first = sorted(checkpoints, key=lambda checkpoint: -checkpoint.serial)
-    _move_all(
-        run, backend, newest_first, run.superseded, [aside_name(each.name, "superseded") for each in newest_first]
-    )
+def supersede(run: RunFolder, backend: Backend, checkpoints: Iterable[Checkpoint | Damaged]) -> None:
+    """Move what a rewind leaves behind aside, unreadable ones and the newest first, durably. Raises OSError."""
+    newest_first = sorted(checkpoints, key=lambda entry: -entry.serial if isinstance(entry, Checkpoint) else -math.inf)
+    folders = [entry.path for entry in newest_first]
+    _move_all(run, backend, folders, run.superseded, [aside_name(each.name, "superseded") for each in folders])
 
 
 def superseded_serial(run: RunFolder) -> int:
@@ -248,15 +248,13 @@ def _remove_listed(backend: Backend, path: Path, name: str) -> None:
         backend.remove_file(file)
 
 
-def _move_all(
-    run: RunFolder, backend: Backend, checkpoints: Sequence[Checkpoint], to: Path, names: Sequence[str]
-) -> None:
+def _move_all(run: RunFolder, backend: Backend, folders: Sequence[Path], to: Path, names: Sequence[str]) -> None:
     moved = False
-    for checkpoint, name in zip(checkpoints, names, strict=True):
-        if checkpoint.path.parent != run.path:
-            raise ValueError(f"{checkpoint.path} is not a checkpoint of {run.path}")
+    for folder, name in zip(folders, names, strict=True):
+        if folder.parent != run.path:
+            raise ValueError(f"{folder} is not a checkpoint of {run.path}")
         ensure_folder(backend, to)
-        backend.rename(checkpoint.path, to / name)
+        backend.rename(folder, to / name)
         moved = True
     if moved:
         backend.sync_folder(to)

@@ -10,14 +10,13 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import TensorBytes
-from milepost.storage.digests import DigestingFile
+from milepost.records import TensorBytes, TensorSource
 
 ALIGNMENT = 4096
 LOGICAL_KEY = "milepost_logical_dtypes"
@@ -33,27 +32,18 @@ _ITEM_SIZES = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFilePlan:
-    """The layout of one file to be: its header, padded, and the tensors in the order of their data."""
-
-    header: bytes
-    tensors: tuple[TensorBytes, ...]
-
-    @property
-    def size(self) -> int:
-        """The file's size in bytes."""
-        return len(self.header) + sum(tensor.nbytes for tensor in self.tensors)
-
-
-def plan_tensor_file(tensors: Mapping[str, TensorBytes]) -> TensorFilePlan:
-    """Lay tensors out in one file: widest items first, so that each tensor is aligned to its own items.
+def order_of(tensors: Mapping[str, TensorSource]) -> list[str]:
+    """The order of tensors in a file: widest items first, so that each tensor is aligned to its own items.
 
     Raises UnsupportedStateError for a name that the format cannot spell.
     """
     for name in filter(_unspeakable, tensors):
         raise UnsupportedStateError(f"a tensor cannot be stored under the name {name!r}; rename it", path=name)
-    order = sorted(tensors, key=lambda name: -_ITEM_SIZES[tensors[name].dtype])
+    return sorted(tensors, key=lambda name: -_ITEM_SIZES[tensors[name].dtype])
+
+
+def header_of(tensors: Mapping[str, TensorSource], order: Sequence[str]) -> bytes:
+    """The beginning of a file that holds the tensors in this order: a multiple of 4096 bytes."""
     metadata = {"format": "pt"}
     logical = {name: tensors[name].logical for name in order if tensors[name].logical is not None}
     if logical:
@@ -67,23 +57,15 @@ def plan_tensor_file(tensors: Mapping[str, TensorBytes]) -> TensorFilePlan:
         offset = end
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     padded = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
-    header = struct.pack("<Q", padded - 8) + text.ljust(padded - 8)
-    return TensorFilePlan(header, tuple(tensors[name] for name in order))
+    return struct.pack("<Q", padded - 8) + text.ljust(padded - 8)
 
 
-def write_tensor_file(file: DigestingFile, plan: TensorFilePlan) -> None:
-    """Write the header and every tensor's bytes."""
-    file.write(plan.header)
-    for tensor in plan.tensors:
-        file.write(tensor.data)
-
-
-def split_into_shards(tensors: Mapping[str, TensorBytes], most: int) -> list[dict[str, TensorBytes]]:
+def split_into_shards(tensors: Mapping[str, TensorSource], most: int) -> list[dict[str, TensorSource]]:
     """Split tensors, in their order, into groups of at most ``most`` bytes each (a larger tensor stands alone).
 
     There is always at least one group, so that a model without parameters has a file too.
     """
-    shards: list[dict[str, TensorBytes]] = [{}]
+    shards: list[dict[str, TensorSource]] = [{}]
     filled = 0
     for name, tensor in tensors.items():
         if shards[-1] and filled + tensor.nbytes > most:
@@ -118,12 +100,15 @@ def read_header(path: Path) -> list[TensorPlace]:
     """The places of a file's tensors. Raises CorruptCheckpointError for a header that is not sound."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size
-        if length > min(size - 8, _LONGEST_HEADER):
-            raise _unsound(path, "the header is longer than the file")
-        text = file.read(length)
-    return parse_header(path, text, size)
+        return parse_header(path, file.read(header_length(path, file.read(8), size)), size)
+
+
+def header_length(path: Path, prefix: bytes, size: int) -> int:
+    """The length of a header's text from the file's first eight bytes. Raises CorruptCheckpointError."""
+    length = int(struct.unpack("<Q", prefix)[0]) if len(prefix) == 8 else size
+    if length > min(size - 8, _LONGEST_HEADER):
+        raise _unsound(path, "the header is longer than the file")
+    return length
 
 
 def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[TensorPlace]:
@@ -149,9 +134,7 @@ def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[Tensor
 
 def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]]:
     """Every tensor of a file that is in memory, as views of it."""
-    if data.nbytes < 8 or struct.unpack("<Q", data[:8])[0] > min(data.nbytes - 8, _LONGEST_HEADER):
-        raise _unsound(path, "the header is longer than the file")
-    length = struct.unpack("<Q", data[:8])[0]
+    length = header_length(path, bytes(data[:8]), data.nbytes)
     for place in parse_header(path, data[8 : 8 + length], data.nbytes):
         yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)
 

@@ -14,8 +14,8 @@ from milepost.storage.edits import editing
 from milepost.storage.json_text import json_bytes
 from milepost.storage.layout import WEIGHTS_INDEX, RunFolder, is_weights_file, manifest_draft_name
 from milepost.storage.manifest import Manifest, read_manifest
+from milepost.storage.reading import Reading
 from milepost.storage.tensor_files import read_header
-from milepost.storage.verify import read_verified
 
 
 def repair_index(run: RunFolder, backend: Backend, checkpoint: Path) -> bool:
@@ -48,8 +48,7 @@ def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
     if WEIGHTS_INDEX not in manifest.files:
         return False
     try:
-        for _ in read_verified(checkpoint, WEIGHTS_INDEX, manifest.files[WEIGHTS_INDEX], digests=True):
-            pass
+        Reading(checkpoint, {WEIGHTS_INDEX: manifest.files[WEIGHTS_INDEX]}, digests=True, rest=True).read({})
     except CorruptCheckpointError:
         return False
     return True
@@ -58,9 +57,8 @@ def _is_whole(checkpoint: Path, manifest: Manifest) -> bool:
 def _index(checkpoint: Path, manifest: Manifest, shards: list[str]) -> bytes:
     weight_map: dict[str, str] = {}
     total = 0
+    Reading(checkpoint, {shard: manifest.files[shard] for shard in shards}, digests=True, rest=True).read({})
     for shard in shards:
-        for _ in read_verified(checkpoint, shard, manifest.files[shard], digests=True):
-            pass
         places = read_header(checkpoint / shard)
         weight_map.update({place.name: shard for place in places})
         total += sum(place.end - place.start for place in places)

@@ -9,6 +9,10 @@ from typing import Protocol
 class WritableFile(Protocol):
     """A new file, written from its start to its end."""
 
+    @property
+    def direct(self) -> bool:
+        """Whether all of it, but for a last part of a block, went to the disk past the system's cache."""
+
     def write(self, data: memoryview | bytes) -> None:
         """Append all of ``data``. Raises OSError."""
 
@@ -27,8 +31,12 @@ class Backend(Protocol):
     durable with ``sync_folder`` of the folder that holds them. No change follows a symbolic link at a path's end.
     """
 
-    def create(self, path: Path) -> WritableFile:
-        """A new file for writing; FileExistsError if anything has that name."""
+    def create(self, path: Path, size: int | None = None) -> WritableFile:
+        """A new file for writing; FileExistsError if anything has that name.
+
+        ``size`` announces a large file of so many bytes, which may be given its place at once, and be written past
+        the system's cache as long as what is written begins at a page and is a multiple of 4096 bytes.
+        """
 
     def make_folder(self, path: Path) -> None:
         """A new folder; FileExistsError if anything has that name."""
