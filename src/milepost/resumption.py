@@ -191,7 +191,8 @@ def rewind(run: RunFolder, backend: Backend, checkpoint: Checkpoint) -> int:
     later = [other for other in (*catalog.checkpoints, *passed_over) if other.serial > checkpoint.serial]
     unreadable = [entry for entry in catalog.damaged if entry.passed_over is None and entry.step > checkpoint.step]
     why = f"the run went back to step {checkpoint.step}"
-    events = [Event(time.time(), "superseded", other.step, why, other.size) for other in later]
+    gone = [(entry.step, 0) for entry in unreadable] + [(other.step, other.size) for other in later]
+    events = [Event(time.time(), "superseded", step, why, size) for step, size in gone]
     try:
         record(run, backend, events)
         supersede(run, backend, [*unreadable, *later])

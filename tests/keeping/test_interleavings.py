@@ -81,7 +81,9 @@ class World:
     def restart(self) -> None:
         recover(self.run, UnsyncedBackend())
         found = read_catalog(self.run.path).newest
-        self.serial = max(self.serial, 0 if found is None else found.serial)
+        if found is not None:
+            # What was visible when the process died counts, whether or not anybody was told.
+            self.newest, self.serial = found.step, max(self.serial, found.serial)
         self.keeper(UnsyncedBackend()).tidy(RUN)
         names = {name for name in os.listdir(self.run.path) if parse_step(name) is None}
         assert names <= {".milepost", ".trash", "latest", "best"}

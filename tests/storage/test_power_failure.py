@@ -133,6 +133,31 @@ def test_after_a_failed_operation_and_a_power_failure_the_older_checkpoint_is_wh
         _check(tree, tmp_path / str(number), survivors)
 
 
+def test_none_gives_up_its_training_state_for_one_that_is_not_durable(tmp_path: Path) -> None:
+    prepared = _prepared(tmp_path, [{"step": 2}])
+    tried = 0
+    for at in itertools.count(1):
+        folder = _copy(prepared, tmp_path / f"killed at {at}")
+        model = PowerModel(folder)
+        try:
+            _commit(folder, FaultyBackend(model, at=at, fault="die"))
+        except Killed:
+            recover(RunFolder(folder), model)
+        else:
+            break
+        found = read_catalog(folder)
+        if found.newest is None or found.newest.step != 4:
+            continue
+        tried += 1
+        model.trees.clear()
+        demote(RunFolder(folder), model, found.checkpoints[0])
+        for number, tree in enumerate(model.trees.values()):
+            materialise(tree, tmp_path / f"{at} {number}")
+            left = assert_sound(tmp_path / f"{at} {number}").checkpoints
+            assert any(checkpoint.resumable for checkpoint in left)
+    assert tried
+
+
 @pytest.mark.parametrize(
     ("action", "left"),
     [

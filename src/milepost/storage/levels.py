@@ -65,6 +65,8 @@ def demote(run: RunFolder, backend: Backend, checkpoint: Checkpoint, level: Leve
         found = read_manifest(checkpoint.path)
         if found.level.rank <= level.rank:
             return found.as_checkpoint(checkpoint.path)
+        # A newer checkpoint may be seen whose rename is not durable yet; without that one, this is needed whole.
+        backend.sync_folder(run.path)
         reduced = rewrite_manifest(backend, checkpoint.path, lambda manifest: _reduced(manifest, level))
         remove_state_files(backend, checkpoint.path)
         return reduced
