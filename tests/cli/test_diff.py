@@ -24,10 +24,10 @@ def run(tmp_path: Path) -> Path:
     folder = tmp_path / "a run"
     later = {"counters": {**STATE["counters"], "tokens": 12}}
     common: dict[str, Any] = {"assets": {"run.yaml": CONFIG}, "config": "run.yaml"}
-    save(folder, 1, snapshot=snapshot(), metrics={"val_loss": 0.5}, **common)
-    save(folder, 2, snapshot=snapshot(), metrics={"val_loss": float("nan")}, **common)
+    save(folder, 1, state=snapshot(), metrics={"val_loss": 0.5}, **common)
+    save(folder, 2, state=snapshot(), metrics={"val_loss": float("nan")}, **common)
     save(
-        folder, 3, snapshot=snapshot(weights={"w": floats(1, 2, 3, 5)}, state=later), metrics={"val_loss": 1}, **common
+        folder, 3, state=snapshot(weights={"w": floats(1, 2, 3, 5)}, state=later), metrics={"val_loss": 1}, **common
     )
     return folder
 
@@ -77,8 +77,8 @@ def test_many_tensors_are_cut_short_unless_all_are_asked_for(tmp_path):
     many = {f"layer.{number:02}": floats(number) for number in range(30)}
     moved = {f"layer.{number:02}": floats(number + 1) for number in range(30)}
     values = {f"n{number}": number for number in range(40)}
-    save(tmp_path, 1, snapshot=snapshot(weights=many, state={"counters": values}))
-    save(tmp_path, 2, snapshot=snapshot(weights=moved, state={"counters": {name: -1 for name in values}}))
+    save(tmp_path, 1, state=snapshot(weights=many, state={"counters": values}))
+    save(tmp_path, 2, state=snapshot(weights=moved, state={"counters": {name: -1 for name in values}}))
     short = call("diff", tmp_path, "1", "2").stdout
     assert "and 10 more (--all shows them)" in short and "and 20 more values" in short
     whole = call("diff", tmp_path, "1", "2", "--all").stdout

@@ -42,14 +42,14 @@ def snapshot(**changes: Any) -> Snapshot:
 
 
 def pair(folder: Path, **changes: Any) -> tuple[Path, Path]:
-    one = save(folder / "one", 1, snapshot=snapshot())
-    other = save(folder / "other", 2, snapshot=snapshot(**changes))
+    one = save(folder / "one", 1, state=snapshot())
+    other = save(folder / "other", 2, state=snapshot(**changes))
     return one.path, other.path
 
 
 def test_equal_ones_are_equal_whatever_else_their_manifests_say(tmp_path):
-    one = save(tmp_path / "one", 1, snapshot=snapshot(), metrics={"loss": 1.0})
-    other = save(tmp_path / "other", 7, snapshot=snapshot(), max_shard_size=16, reasons=("x",))
+    one = save(tmp_path / "one", 1, state=snapshot(), metrics={"loss": 1.0})
+    other = save(tmp_path / "other", 7, state=snapshot(), max_shard_size=16, reasons=("x",))
     found = compare(one.path, other.path)
     assert found.equal
     assert found.compared == {"weights": 2, "training state": 2}
@@ -82,9 +82,9 @@ def test_what_is_no_number_is_told_as_such(tmp_path, values, changed, largest):
 
 def test_equal_nans_are_equal_and_a_zeros_sign_is_a_difference_of_nothing(tmp_path):
     weird = floats(math.nan, math.inf, -math.inf, 0)
-    one = save(tmp_path / "a", 1, snapshot=snapshot(weights={"w": weird}))
-    same = save(tmp_path / "b", 1, snapshot=snapshot(weights={"w": weird}))
-    other = save(tmp_path / "c", 1, snapshot=snapshot(weights={"w": floats(math.nan, math.inf, -math.inf, -0.0)}))
+    one = save(tmp_path / "a", 1, state=snapshot(weights={"w": weird}))
+    same = save(tmp_path / "b", 1, state=snapshot(weights={"w": weird}))
+    other = save(tmp_path / "c", 1, state=snapshot(weights={"w": floats(math.nan, math.inf, -math.inf, -0.0)}))
     assert compare(one.path, same.path).equal
     (each,) = compare(one.path, other.path).tensors
     assert (each.changed, each.largest, each.index) == (1, 0.0, (3,))

@@ -31,7 +31,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [*_DTYPES.values(), torch.complex128], ids=str)
 def test_they_are_those_of_torch(dtype):
     tensor = values(dtype)
-    stored = to_bytes(tensor, "", copy=True)
+    stored = to_bytes(tensor, "")
     place = TensorPlace("x", stored.dtype, stored.shape, 0, stored.nbytes, stored.logical)
     found = numbers_of(place, stored.data)
     expected = tensor.to(torch.complex128 if dtype.is_complex else torch.float64).numpy()

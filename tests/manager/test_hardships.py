@@ -362,7 +362,7 @@ def test_closing_in_another_thread_gives_the_lock_back(tmp_path) -> None:
     thread.join()
     with Run().manager(tmp_path, signals=True) as second:
         assert second.resume() == 1
-    assert signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, manager._watcher._note)
+    assert signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, manager._asked._signals._note)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)

@@ -30,7 +30,7 @@ WEIGHTS = {
 
 
 def checkpoint(folder: Path, **options: int) -> Path:
-    return save(folder, 1, snapshot=Snapshot(WEIGHTS, {}, {"counters": {}}, {}), **options).path
+    return save(folder, 1, state=Snapshot(WEIGHTS, {}, {"counters": {}}, {}), **options).path
 
 
 def in_chunks(folder: Path, manifest: Manifest, chunk: int) -> Manifest:
