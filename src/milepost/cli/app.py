@@ -8,7 +8,9 @@ import typer
 
 from milepost.cli.configs import configs
 from milepost.cli.diff import diff
+from milepost.cli.export import export
 from milepost.cli.ls import ls
+from milepost.cli.prove import prove
 from milepost.cli.run import run
 from milepost.cli.save_now import save_now
 from milepost.cli.show import show
@@ -25,12 +27,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(prove)
 app.add_typer(configs, name="configs")
 app.command()(validate)
 app.command()(ls)
 app.command()(show)
 app.command()(verify)
 app.command()(diff)
+app.command()(export)
 app.command("save-now")(save_now)
 
 
