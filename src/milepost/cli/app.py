@@ -10,6 +10,7 @@ from milepost.cli.configs import configs
 from milepost.cli.diff import diff
 from milepost.cli.export import export
 from milepost.cli.ls import ls
+from milepost.cli.plot import plot
 from milepost.cli.prove import prove
 from milepost.cli.run import run
 from milepost.cli.save_now import save_now
@@ -35,6 +36,7 @@ app.command()(show)
 app.command()(verify)
 app.command()(diff)
 app.command()(export)
+app.command()(plot)
 app.command("save-now")(save_now)
 
 

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from milepost.cli.completing import steps_and_words
 from milepost.cli.naming import given_checkpoint, is_checkpoint, named_checkpoint
 from milepost.cli.progress import progress
 from milepost.cli.reporting import existing_run, print_json, reports_errors
@@ -41,7 +42,9 @@ class Mode(StrEnum):
 @reports_errors
 def export(
     run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir), or a checkpoint's.")],
-    which: Annotated[str, typer.Argument(metavar="[STEP|best|latest]", help="The checkpoint.")] = "latest",
+    which: Annotated[
+        str, typer.Argument(metavar="[STEP|best|latest]", help="The checkpoint.", autocompletion=steps_and_words)
+    ] = "latest",
     output: Annotated[Path, typer.Option("--output", "-o", help="The new folder (torch: or a file, *.pt).")] = ...,  # type: ignore[assignment]
     dtype: Annotated[Dtype | None, typer.Option("--dtype", help="Cast floating-point weights.")] = None,
     to: Annotated[

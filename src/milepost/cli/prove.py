@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from milepost.cli.completing import config_names
 from milepost.cli.reporting import FAILURE, print_json, reports_errors
 from milepost.errors import CheckpointExistsError, MilepostError
 from milepost.quantities import format_size
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 def prove(
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value or ~key, as for run.")] = None,
     config: Annotated[
-        str, typer.Option("--config", "-c", help="A shipped configuration's name, or a YAML file.")
+        str,
+        typer.Option(
+            "--config", "-c", help="A shipped configuration's name, or a YAML file.", autocompletion=config_names
+        ),
     ] = "quickstart",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Keep both runs in this new folder; else none is kept.")

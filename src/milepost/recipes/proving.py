@@ -12,7 +12,7 @@ from pathlib import Path
 
 from milepost.comparing import Comparison, TensorDifference, compare
 from milepost.errors import MilepostError
-from milepost.recipes.loggers import METRICS_FILE
+from milepost.series import METRICS_FILE
 from milepost.storage.catalog import read_catalog
 from milepost.storage.layout import is_staging
 
