@@ -19,6 +19,5 @@ def test_help_has_an_example(verb):
 
 
 def test_the_verbs_are_all_there():
-    assert {"run", "prove", "validate", "configs", "ls", "show", "verify", "diff", "export", "plot", "save-now"} <= {
-        *VERBS
-    }
+    wanted = {"run", "prove", "validate", "configs", "ls", "show", "verify", "diff", "export", "plot", "save-now"}
+    assert wanted <= {*VERBS}
