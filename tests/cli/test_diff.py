@@ -26,9 +26,7 @@ def run(tmp_path: Path) -> Path:
     common: dict[str, Any] = {"assets": {"run.yaml": CONFIG}, "config": "run.yaml"}
     save(folder, 1, state=snapshot(), metrics={"val_loss": 0.5}, **common)
     save(folder, 2, state=snapshot(), metrics={"val_loss": float("nan")}, **common)
-    save(
-        folder, 3, state=snapshot(weights={"w": floats(1, 2, 3, 5)}, state=later), metrics={"val_loss": 1}, **common
-    )
+    save(folder, 3, state=snapshot(weights={"w": floats(1, 2, 3, 5)}, state=later), metrics={"val_loss": 1}, **common)
     return folder
 
 

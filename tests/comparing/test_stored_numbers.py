@@ -16,6 +16,7 @@ VALUES = {
     torch.float16: SIXTEEN.view(torch.float16),
     torch.float32: torch.tensor([0.0, -0.0, 1.5, float("nan"), float("inf"), -float("inf"), 1e-45]),
     torch.complex64: torch.tensor([1 + 2j, complex("nan"), complex("inf")], dtype=torch.complex64),
+    torch.complex128: torch.tensor([1 + 2j, complex("inf"), complex(0, float("inf"))], dtype=torch.complex128),
     torch.bool: torch.tensor([True, False]),
 }
 

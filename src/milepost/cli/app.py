@@ -9,9 +9,12 @@ import typer
 from milepost.cli.configs import configs
 from milepost.cli.demote import demote
 from milepost.cli.diff import diff
+from milepost.cli.export import export
 from milepost.cli.log import log
 from milepost.cli.ls import ls
 from milepost.cli.pin import pin, unpin
+from milepost.cli.plot import plot
+from milepost.cli.prove import prove
 from milepost.cli.prune import prune
 from milepost.cli.run import run
 from milepost.cli.save_now import save_now
@@ -31,6 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(run)
+app.command()(prove)
 app.add_typer(configs, name="configs")
 app.command()(validate)
 app.command()(ls)
@@ -44,6 +48,8 @@ app.command()(demote)
 app.command()(undelete)
 app.command()(log)
 app.command()(diff)
+app.command()(export)
+app.command()(plot)
 app.command("save-now")(save_now)
 
 

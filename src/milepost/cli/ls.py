@@ -5,15 +5,18 @@ from __future__ import annotations
 import shutil
 import textwrap
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from milepost.cli.ordering import ordered
 from milepost.cli.reporting import age, existing_run, jsonable, print_json, reports_errors, score
 from milepost.cli.retention import plan_of, stored_rules
 from milepost.cli.table import table
 from milepost.quantities import format_size
+from milepost.records import Checkpoint
 from milepost.storage.catalog import Catalog, read_catalog
 from milepost.storage.layout import RunFolder
 from milepost.storage.trash import Trashed, read_trash
@@ -22,22 +25,31 @@ from milepost.storage.trash import Trashed, read_trash
 @reports_errors
 def ls(
     run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir).")],
+    sort: Annotated[
+        str | None, typer.Option("--sort", help="Order by a metric, or by step, epoch, age or size; lowest first.")
+    ] = None,
+    reverse: Annotated[bool, typer.Option("--reverse", help="The other way round.")] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Show so many; of an unsorted list the newest.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List a run's checkpoints, the newest last: step, epoch, age, size, level, scores, and why each is kept.
 
-    Example: milepost ls runs/quickstart
+    Example: milepost ls runs/quickstart --sort val_loss --limit 5
     """
     folder = existing_run(run_dir)
     catalog = read_catalog(folder)
     why = _reasons(folder, catalog)
     trash = read_trash(RunFolder(folder))
+    shown = ordered(catalog.checkpoints, sort=sort, reverse=reverse, limit=limit)
     if as_json:
-        print_json({**_as_json(catalog, why), "trash": [_trashed(entry) for entry in trash]})
+        listed = _as_json(replace(catalog, checkpoints=shown), why)
+        print_json({**listed, "trash": [_trashed(entry) for entry in trash]})
     elif not (catalog.checkpoints or catalog.damaged or catalog.ignored or trash):
         typer.echo(f"{folder} has no checkpoints.")
     else:
-        _print_table(folder, catalog, why)
+        _print_table(folder, catalog, shown, why)
         _print_trash(trash)
 
 
@@ -52,8 +64,8 @@ def _reasons(folder: Path, catalog: Catalog) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]) -> None:
-    metrics = list(dict.fromkeys(name for checkpoint in catalog.checkpoints for name in sorted(checkpoint.metrics)))
+def _print_table(folder: Path, catalog: Catalog, shown: Sequence[Checkpoint], why: dict[str, tuple[str, ...]]) -> None:
+    metrics = list(dict.fromkeys(name for checkpoint in shown for name in sorted(checkpoint.metrics)))
     rows = [
         (
             str(checkpoint.step),
@@ -64,7 +76,7 @@ def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]
             *(score(checkpoint.metrics[name]) if name in checkpoint.metrics else "" for name in metrics),
             "; ".join((*why.get(checkpoint.id, ()), *(["UNHEALTHY"] if checkpoint.healthy is False else []))),
         )
-        for checkpoint in catalog.checkpoints
+        for checkpoint in shown
     ]
     lines = (
         table(("step", "epoch", "age", "size", "level", *metrics, "kept because"), rows, left=("level",))
@@ -73,7 +85,8 @@ def _print_table(folder: Path, catalog: Catalog, why: dict[str, tuple[str, ...]]
     )
     total = sum(checkpoint.size for checkpoint in catalog.checkpoints)
     count = len(catalog.checkpoints)
-    lines.append(f"{count} checkpoint{'' if count == 1 else 's'}, {format_size(total)} in {folder}")
+    part = f"{len(shown)} of " if len(shown) < count else ""
+    lines.append(f"{part}{count} checkpoint{'' if count == 1 else 's'}, {format_size(total)} in {folder}")
     lines += [f"damaged: {entry.path.name}: {entry.reason}" for entry in catalog.damaged]
     lines += [f"no checkpoint: {entry.path.name}: {entry.reason}" for entry in catalog.ignored]
     typer.echo("\n".join(lines))

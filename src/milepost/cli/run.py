@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from milepost.cli.completing import config_names
 from milepost.cli.reporting import DIVERGED, reports_errors, say_error
 from milepost.errors import ConfigError, DivergedError
 
@@ -15,14 +16,24 @@ RECIPES = {"full": "milepost.recipes.full"}
 SHORT_FOR = {"quickstart": ("full", "quickstart")}
 
 
+def _recipe_names(incomplete: str) -> list[str]:
+    return [name for name in (*RECIPES, *SHORT_FOR) if name.startswith(incomplete)]
+
+
 @reports_errors
 def run(
-    recipe: Annotated[str, typer.Argument(help="full, or quickstart (short for: full --config quickstart).")],
+    recipe: Annotated[
+        str,
+        typer.Argument(help="full, or quickstart (short for: full --config quickstart).", autocompletion=_recipe_names),
+    ],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value sets a key of the configuration, ~key drops one.")
     ] = None,
     config: Annotated[
-        str | None, typer.Option("--config", "-c", help="A shipped configuration's name, or a YAML file.")
+        str | None,
+        typer.Option(
+            "--config", "-c", help="A shipped configuration's name, or a YAML file.", autocompletion=config_names
+        ),
     ] = None,
 ) -> None:
     """Train with a recipe. The same command line again goes on where the run stopped.

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from milepost.cli.choosing import checkpoint_folder
+from milepost.cli.completing import steps
 from milepost.cli.reporting import existing_run, jsonable, print_json, reports_errors, score
 from milepost.quantities import format_size
 from milepost.storage.manifest import Manifest, read_manifest
@@ -19,7 +20,9 @@ _WRITTEN = {"direct": "past the system's cache", "buffered": "through the system
 @reports_errors
 def show(
     run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir).")],
-    step: Annotated[int | None, typer.Argument(help="The checkpoint's step; the newest one's by default.")] = None,
+    step: Annotated[
+        int | None, typer.Argument(help="The checkpoint's step; the newest one's by default.", autocompletion=steps)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show one checkpoint: when and why it was saved, its scores, its files and their sizes.

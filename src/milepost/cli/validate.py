@@ -6,12 +6,15 @@ from typing import Annotated
 
 import typer
 
+from milepost.cli.completing import config_names
 from milepost.cli.reporting import print_json, reports_errors
 
 
 @reports_errors
 def validate(
-    config: Annotated[str, typer.Argument(help="A YAML file, or a shipped configuration's name.")],
+    config: Annotated[
+        str, typer.Argument(help="A YAML file, or a shipped configuration's name.", autocompletion=config_names)
+    ],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value or ~key, as for run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the resolved configuration as JSON.")] = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from milepost.cli.choosing import checkpoint_folder
+from milepost.cli.completing import steps
 from milepost.cli.progress import progress
 from milepost.cli.reporting import FAILURE, existing_run, print_json, reports_errors
 from milepost.cli.retention import changing, checkpoint_at
@@ -22,7 +23,9 @@ from milepost.storage.verify import verify_checkpoint
 @reports_errors
 def verify(
     run_dir: Annotated[Path, typer.Argument(help="The run's folder (output_dir).")],
-    step: Annotated[int | None, typer.Argument(help="One checkpoint's step; all of them by default.")] = None,
+    step: Annotated[
+        int | None, typer.Argument(help="One checkpoint's step; all of them by default.", autocompletion=steps)
+    ] = None,
     sizes: Annotated[bool, typer.Option("--sizes", help="Compare sizes only, which reads nothing.")] = False,
     repair: Annotated[
         bool,

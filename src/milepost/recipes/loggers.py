@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-METRICS_FILE = "metrics.jsonl"
+from milepost.series import METRICS_FILE
 
 
 class MetricLogger(Protocol):

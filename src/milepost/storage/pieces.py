@@ -35,11 +35,11 @@ class StoredTensors(Mapping[str, TensorPlace]):
         wanted: Callable[[str], bool],
         on_bytes: Callable[[int], None] | None = None,
     ) -> None:
-        self._places: dict[str, tuple[_VerifiedFile, TensorPlace]] = {}
+        self._places: dict[str, tuple[VerifiedFile, TensorPlace]] = {}
         self.files: dict[str, list[TensorPlace]] = {}
         with ExitStack() as opened:
             for name in filter(wanted, manifest.files):
-                file = _VerifiedFile(folder, name, manifest.files[name], on_bytes)
+                file = VerifiedFile(folder, name, manifest.files[name], on_bytes)
                 opened.callback(file.close)
                 self.files[name] = sorted(file.header(), key=lambda place: place.start)
                 self._places.update({place.name: (file, place) for place in self.files[name]})
@@ -60,10 +60,10 @@ class StoredTensors(Mapping[str, TensorPlace]):
     def __len__(self) -> int:
         return len(self._places)
 
-    def pieces(self, name: str, most_items: int = _MOST_ITEMS) -> Iterator[memoryview]:
+    def pieces(self, name: str, most_items: int | None = None) -> Iterator[memoryview]:
         """A tensor's bytes, whole items at a time (an item being one element of its logical shape)."""
         file, place = self._places[name]
-        length = item_size(place) * most_items
+        length = item_size(place) * (most_items or _MOST_ITEMS)
         for start in range(place.start, place.end, max(length, 1)):
             yield file.read(start, min(start + length, place.end))
 
@@ -79,10 +79,15 @@ def item_size(place: TensorPlace) -> int:
     return (place.end - place.start) // items if items else 0
 
 
-class _VerifiedFile:
-    """Reads any part of a file; a chunk's digest is checked whenever the chunk is read. The last one is remembered."""
+class VerifiedFile:
+    """Reads any part of a file; a chunk's digest is checked whenever the chunk is read. The last one is remembered.
 
-    def __init__(self, folder: Path, name: str, record: FileRecord, on_bytes: Callable[[int], None] | None) -> None:
+    Raises CorruptCheckpointError, here and in reading.
+    """
+
+    def __init__(
+        self, folder: Path, name: str, record: FileRecord, on_bytes: Callable[[int], None] | None = None
+    ) -> None:
         self._folder, self._name, self._record = folder, name, record
         self._on_bytes = on_bytes
         self._last: tuple[int, memoryview] | None = None
@@ -99,6 +104,10 @@ class _VerifiedFile:
     def close(self) -> None:
         """Give the descriptor back."""
         os.close(self._descriptor)
+
+    def all(self) -> memoryview:
+        """The whole file; for small ones."""
+        return self.read(0, self._record.size) if self._record.size else memoryview(b"")
 
     def header(self) -> list[TensorPlace]:
         """The places of the file's tensors."""
