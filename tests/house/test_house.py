@@ -41,6 +41,7 @@ def parsed(path: Path) -> ast.Module:
         "from typer.testing import CliRunner; from milepost.cli.app import app; "
         "assert CliRunner().invoke(app, ['prune', 'src', '--keep', 'last=1']).exit_code == 0; "
         "assert CliRunner().invoke(app, ['log', 'src']).exit_code == 0",
+        "from typer.testing import CliRunner; from milepost.cli.app import app; "
         "assert CliRunner().invoke(app, ['save-now', 'src']).exit_code == 1",
         "import milepost.comparing, milepost.storage.pieces",
     ],

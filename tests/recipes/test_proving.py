@@ -110,7 +110,7 @@ def changed(part: str, **values: Any) -> dict[str, Any]:
     from dataclasses import replace
 
     before = snapshot(4)
-    return {"snapshot": replace(before, **{part: {**getattr(before, part), **values}})}
+    return {"state": replace(before, **{part: {**getattr(before, part), **values}})}
 
 
 @pytest.mark.parametrize(
