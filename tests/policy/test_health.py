@@ -119,3 +119,12 @@ def test_the_newest_healthy_one_is_gone_on_from(healths, order):
 def test_weights_alone_are_healthy_and_cannot_be_gone_on_from():
     weights = Checkpoint(1, Path("step_1"), 1, "run", "1", 0.0, 1, level=Level.WEIGHTS, healthy=True)
     assert resume_candidates([weights], "healthy") == ()
+
+
+def test_a_checkpoint_of_weights_alone_takes_no_place_of_the_healthy_ones():
+    def made(serial, healthy, level=Level.FULL):
+        path = Path(f"step_{serial}")
+        return Checkpoint(serial, path, serial, "run", str(serial), 0.0, 1, level=level, healthy=healthy)
+
+    checkpoints = [made(1, True), made(2, True), made(3, True, Level.WEIGHTS), made(4, False)]
+    assert [each.serial for each in protected_by_health(checkpoints)] == [1, 2]

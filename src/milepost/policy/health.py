@@ -60,7 +60,7 @@ def protected_by_health(checkpoints: Sequence[Checkpoint]) -> tuple[Checkpoint, 
     Two, since the fault may have begun before it was seen.
     """
     unhealthy = max((at for at, each in enumerate(checkpoints) if each.healthy is False), default=0)
-    healthy = [at for at, each in enumerate(checkpoints) if each.healthy is True]
+    healthy = [at for at, each in enumerate(checkpoints) if each.healthy is True and each.resumable]
     if not healthy or unhealthy < healthy[-1]:
         return ()
     return tuple(checkpoints[at] for at in healthy[-_PROTECTED:])
