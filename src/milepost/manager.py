@@ -128,8 +128,8 @@ class CheckpointManager:
 
         ``source`` is ``"auto"`` (the newest good checkpoint, if there is any), ``"healthy"`` (the newest good one whose
         training was sound) or a step of this folder (later ones are put aside: a rewind), or the path of a checkpoint
-        or another run's folder. ``allow_missing`` names entries of
-        the state that may be in one of the two, checkpoint or live state, only.
+        or another run's folder. ``allow_missing`` names entries of the state that may be in one of the two, checkpoint
+        or live state, only.
 
         Raises CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError, or IncompatibleStateError (all
         live objects are then as before).
@@ -166,8 +166,8 @@ class CheckpointManager:
         is not larger than the one before, and the error of an earlier save that failed, once, after this step was
         saved if it was due.
         """
-        if self._raised_at is not None and step == self._raised_at:
-            self._raised_at = None
+        told, self._raised_at = self._raised_at, None
+        if told is not None and step == told:
             return
         number = self._checked(step)
         seconds = time.monotonic() - self._clock_zero

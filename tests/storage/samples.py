@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from milepost.storage.commit import Draft, commit
 from milepost.storage.layout import RunFolder
 from milepost.storage.manifest import read_manifest
 from milepost.storage.reader import read_snapshot
+from milepost.storage.tensor_files import header_length, parse_header
 from milepost.storage.verify import verify_checkpoint
 from tests.faults import UnsyncedBackend
 
@@ -96,3 +97,10 @@ def tree(folder: Path) -> Mapping[str, bytes | str | None]:
         name = path.relative_to(folder).as_posix()
         found[name] = os.readlink(path) if path.is_symlink() else None if path.is_dir() else path.read_bytes()
     return found
+
+
+def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]]:
+    """Every tensor of a safetensors file that is in memory, as views of it."""
+    length = header_length(path, bytes(data[:8]), data.nbytes)
+    for place in parse_header(path, data[8 : 8 + length], data.nbytes):
+        yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)

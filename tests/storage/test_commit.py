@@ -17,8 +17,9 @@ from milepost.records import Snapshot
 from milepost.storage.backend import LocalBackend
 from milepost.storage.catalog import read_catalog
 from milepost.storage.layout import RunFolder
+from milepost.storage.levels import stored_weights
 from milepost.storage.manifest import read_manifest
-from milepost.storage.reader import read_snapshot, read_weights
+from milepost.storage.reader import read_snapshot
 from milepost.storage.run import open_run
 from milepost.storage.sweep import prune, recover
 from milepost.storage.verify import verify_checkpoint
@@ -184,7 +185,7 @@ def test_many_shards_load_through_the_index(tmp_path: Path) -> None:
         assert found[name] == bytes(weights[name].data)
     shards = sorted(path.glob("model-*"))
     assert len(shards) == len(set(index["weight_map"].values())) == 5
-    assert {name: bytes(value.data) for name, value in read_weights(path, read_manifest(path)).items()} == {
+    assert {name: bytes(value.data) for name, value in stored_weights(path, read_manifest(path)).weights.items()} == {
         name: bytes(value.data) for name, value in weights.items()
     }
     assert len(list((path / "training_state").glob("tensors-*"))) == 3

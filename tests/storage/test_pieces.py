@@ -13,9 +13,9 @@ from milepost.errors import CorruptCheckpointError
 from milepost.records import Snapshot
 from milepost.storage.digests import FileRecord, digest
 from milepost.storage.layout import is_weights_file
+from milepost.storage.levels import stored_weights
 from milepost.storage.manifest import Manifest, read_manifest
 from milepost.storage.pieces import StoredTensors, item_size, logical_shape
-from milepost.storage.reader import read_weights
 from tests.storage.samples import save, tensor
 
 CONTENT = bytes(range(256)) * 16
@@ -83,7 +83,7 @@ def test_shards_are_one_mapping(tmp_path):
     with StoredTensors(folder, manifest, is_weights_file) as stored:
         assert len(stored.files) > 1
         assert {name: bytes(b"".join(stored.pieces(name))) for name in stored} == {
-            name: bytes(each.data) for name, each in read_weights(folder, manifest).items()
+            name: bytes(each.data) for name, each in stored_weights(folder, manifest).weights.items()
         }
 
 

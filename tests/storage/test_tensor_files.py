@@ -24,10 +24,9 @@ from milepost.storage.tensor_files import (
     ALIGNMENT,
     read_header,
     split_into_shards,
-    tensors_in,
 )
 from tests.faults import UnsyncedBackend
-from tests.storage.samples import ITEM_SIZES, tensor
+from tests.storage.samples import ITEM_SIZES, tensor, tensors_in
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12).filter(lambda name: name != "__metadata__")
 IN_TMP_PATH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)

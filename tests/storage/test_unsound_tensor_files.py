@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from milepost.errors import CorruptCheckpointError
-from milepost.storage.tensor_files import read_header, tensors_in
-from tests.storage.samples import ITEM_SIZES
+from milepost.storage.tensor_files import read_header
+from tests.storage.samples import ITEM_SIZES, tensors_in
 
 
 def _with_header(header: bytes, data: bytes = b"", length: int | None = None) -> bytes:

@@ -16,8 +16,9 @@ from milepost.errors import CheckpointNotFoundError, CorruptCheckpointError
 from milepost.storage.catalog import find_checkpoint, read_catalog
 from milepost.storage.commit import rewrite_manifest
 from milepost.storage.digests import FileRecord, chunk_digests
+from milepost.storage.levels import stored_weights
 from milepost.storage.manifest import read_manifest
-from milepost.storage.reader import read_snapshot, read_text, read_weights
+from milepost.storage.reader import read_snapshot, read_text
 from milepost.storage.verify import verify_checkpoint
 from tests.faults import UnsyncedBackend
 from tests.storage.samples import save, tree
@@ -46,7 +47,7 @@ def _refused(path: Path, name: str, *, by_size: bool) -> str:
     assert caught.value.problems == (problem,) and caught.value.path == path
     if name == "model.safetensors":
         with pytest.raises(CorruptCheckpointError):
-            read_weights(path, manifest)
+            stored_weights(path, manifest).fill(())
     assert bool(verify_checkpoint(path, level="sizes")) is by_size
     return problem
 

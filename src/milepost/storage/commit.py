@@ -112,7 +112,7 @@ def rewrite_manifest(backend: Backend, path: Path, change: Callable[[Manifest], 
     manifest = change(read_manifest(path))
     fresh = path / manifest_draft_name()
     try:
-        _write(backend, fresh, encode(manifest))
+        write_file(backend, fresh, encode(manifest))
         backend.rename(fresh, path / MANIFEST)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -130,7 +130,7 @@ def _commit_once(run: RunFolder, backend: Backend, draft: Draft, max_shard_size:
         backend.make_folder(staging)
         files, direct = _write_files(backend, staging, draft, max_shard_size)
         manifest = _manifest(draft, files, direct)
-        _write(backend, staging / MANIFEST, encode(manifest))
+        write_file(backend, staging / MANIFEST, encode(manifest))
         backend.sync_folder(staging)
         with editing(run):
             aside = make_room(run, backend, final, draft.run_id)
@@ -211,7 +211,8 @@ def _make_parents(backend: Backend, staging: Path, name: str, files: Mapping[str
             backend.make_folder(parent)
 
 
-def _write(backend: Backend, path: Path, content: bytes) -> None:
+def write_file(backend: Backend, path: Path, content: bytes) -> None:
+    """A new file with this content, forced to the disk; its name is durable with its folder. Raises OSError."""
     raw = backend.create(path)
     try:
         raw.write(content)

@@ -146,14 +146,6 @@ def read_snapshot(path: Path, manifest: Manifest, *, verify: VerifyLevel = "dige
     return Snapshot(weights, stored.ties, stored.state, tensors)
 
 
-def read_weights(path: Path, manifest: Manifest, *, verify: VerifyLevel = "digests") -> dict[str, TensorBytes]:
-    """The model's tensors alone, in memory. Raises CorruptCheckpointError."""
-    stored = StoredState(path, manifest, verify=verify, state=False)
-    weights = _in_memory(stored.weights)
-    stored.fill((source, made.data) for source, made in zip(stored.weights.values(), weights.values(), strict=True))
-    return weights
-
-
 def read_text(path: Path, name: str, manifest: Manifest) -> str:
     """One listed text file of a checkpoint, checked. Raises KeyError if it is not listed, CorruptCheckpointError."""
     record = manifest.files[name]

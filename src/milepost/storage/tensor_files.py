@@ -10,13 +10,13 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from milepost.errors import CorruptCheckpointError, UnsupportedStateError
-from milepost.records import TensorBytes, TensorSource
+from milepost.records import TensorSource
 
 ALIGNMENT = 4096
 LOGICAL_KEY = "milepost_logical_dtypes"
@@ -130,13 +130,6 @@ def parse_header(path: Path, text: bytes | memoryview, size: int) -> list[Tensor
     if at != size:
         raise _unsound(path, f"the header describes {at} bytes, the file has {size}")
     return places
-
-
-def tensors_in(path: Path, data: memoryview) -> Iterator[tuple[str, TensorBytes]]:
-    """Every tensor of a file that is in memory, as views of it."""
-    length = header_length(path, bytes(data[:8]), data.nbytes)
-    for place in parse_header(path, data[8 : 8 + length], data.nbytes):
-        yield place.name, TensorBytes(place.dtype, place.shape, data[place.start : place.end], place.logical)
 
 
 def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

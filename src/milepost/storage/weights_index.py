@@ -8,7 +8,7 @@ from pathlib import Path
 
 from milepost.errors import CorruptCheckpointError
 from milepost.storage.backend import Backend
-from milepost.storage.commit import rewrite_manifest
+from milepost.storage.commit import rewrite_manifest, write_file
 from milepost.storage.digests import FileRecord, chunk_digests
 from milepost.storage.edits import editing
 from milepost.storage.json_text import json_bytes
@@ -31,7 +31,7 @@ def repair_index(run: RunFolder, backend: Backend, checkpoint: Path) -> bool:
         content = _index(checkpoint, manifest, shards)
         draft = checkpoint / manifest_draft_name()
         try:
-            _write(backend, draft, content)
+            write_file(backend, draft, content)
             backend.rename(draft, checkpoint / WEIGHTS_INDEX)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -63,12 +63,3 @@ def _index(checkpoint: Path, manifest: Manifest, shards: list[str]) -> bytes:
         weight_map.update({place.name: shard for place in places})
         total += sum(place.end - place.start for place in places)
     return json_bytes({"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _write(backend: Backend, path: Path, content: bytes) -> None:
-    file = backend.create(path)
-    try:
-        file.write(content)
-        file.sync()
-    finally:
-        file.close()
