@@ -88,8 +88,9 @@ class Captured:
         """Let go of the live state once no copy is under way; who asks for the parts now gets them no more."""
         self.describe()
         self._made.wait()
-        if self._parts is not None and self._parts.content is not None:
-            self._parts.content.close()
+        parts, self._parts = self._parts, None
+        if parts is not None and parts.content is not None:
+            parts.content.close()
 
 
 class Capturer:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +24,7 @@ from milepost.storage.catalog import read_catalog
 from milepost.storage.manifest import read_manifest
 from milepost.storage.reader import read_snapshot
 from milepost.workers import Workers
-from tests.manager.training import Run, same
+from tests.manager.training import MODES, Run, same
 
 
 class LateWorkers(Workers):
@@ -287,6 +289,20 @@ def test_hooks_go_with_the_manager_and_optimizers_can_be_copied_and_pickled_mean
         copy.deepcopy(run.optimizer).step()
     assert not run.optimizer._optimizer_step_pre_hooks
     run.train_step()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_saved_is_held_no_longer(tmp_path, mode) -> None:
+    run = Run()
+    with run.manager(tmp_path, every=1, **MODES[mode]) as manager:
+        run.train(manager, 0, 1)
+        manager.wait()
+        moments = run.optimizer.state[run.model[0].weight]
+        old = weakref.ref(moments["exp_avg"])
+        moments["exp_avg"] = moments["exp_avg"].clone()
+        gc.collect()
+        assert old() is None
+        run.train(manager, 1, 2)
 
 
 def test_an_optimizer_that_has_no_hooks_is_copied_at_once(tmp_path, late) -> None:
