@@ -75,14 +75,17 @@ class Captured:
         """Whether something is still to be done before an optimizer's step."""
         if not self._made.is_set():
             return True
-        return self._parts is not None and self._parts.content is not None and self._parts.content.pending
+        # Read once: the writer's thread lets go of it when the checkpoint is durable.
+        parts = self._parts
+        return parts is not None and parts.content is not None and parts.content.pending
 
     def finish(self) -> None:
         """Do, or wait for, all that must come before an optimizer's step."""
         self.describe()
         self._made.wait()
-        if self._parts is not None and self._parts.content is not None:
-            self._parts.content.finish()
+        parts = self._parts
+        if parts is not None and parts.content is not None:
+            parts.content.finish()
 
     def close(self) -> None:
         """Let go of the live state once no copy is under way; who asks for the parts now gets them no more."""
@@ -110,6 +113,7 @@ class Capturer:
         self._arena: Arena | None = None
         self._layout: tuple[LayoutKey, Image] | None = None
         self._current: Captured | None = None
+        self._incomplete: Copying | None = None
         model = None if entries.model is None else entries.values[entries.model]
         self._dropped = [] if model is None else dropped_names(model)
         self._prepared = not background
@@ -136,9 +140,7 @@ class Capturer:
         Raises what ``survey`` does.
         """
         begin = time.perf_counter()
-        if self._current is not None:
-            self._current.close()
-            self._current = None
+        self._let_go()
         self._prepared = True
         captured = self._capture()
         if self._background:
@@ -148,11 +150,10 @@ class Capturer:
 
     def complete(self) -> None:
         """Copy what was captured before training may go on; the writer may begin with it meanwhile."""
-        if self._current is not None and self._updates is None:
+        incomplete, self._incomplete = self._incomplete, None
+        if incomplete is not None:
             begin = time.perf_counter()
-            content = self._current.parts().content
-            assert content is not None
-            content.begin(overlapped=False)
+            incomplete.begin(overlapped=False)
             self.held_up += time.perf_counter() - begin
 
     def finish(self) -> None:
@@ -173,10 +174,15 @@ class Capturer:
     def close(self) -> None:
         """Finish what is under way, and give memory, threads and hooks back."""
         self.give_up_overlapping()
-        if self._current is not None:
-            self._current.close()
+        self._let_go()
         self._workers.close()
         self._replace_arena(0)
+
+    def _let_go(self) -> None:
+        self.complete()
+        if self._current is not None:
+            self._current.close()
+            self._current = None
 
     def _capture(self) -> Captured:
         if self._updates is not None:
@@ -192,8 +198,11 @@ class Capturer:
         if not self._background:
             captured = Captured(lambda: Parts(state))
         else:
-            captured = Captured(lambda: self._laid_out(state, begin=self._updates is not None))
-            captured.parts()
+            overlapped = self._updates is not None
+            captured = Captured(lambda: self._laid_out(state, begin=overlapped))
+            content = captured.parts().content
+            # Held here: a writer that fails at once lets go of what was captured.
+            self._incomplete = None if overlapped else content
         return captured
 
     def _laid_out(self, state: Storable, *, begin: bool) -> Parts:

@@ -54,9 +54,9 @@ class Copying:
         self._workers = workers
         self._streams = streams
         self._changed = threading.Condition()
-        # Jobs not done, by chunk and by who waits for them; one of each chunk is ``begin`` itself.
+        # Jobs not done, by chunk and by who waits for them; one is ``begin`` itself.
         self._of_chunk = [1] * len(image.chunks)
-        self._left = dict.fromkeys(_Until, 0)
+        self._left = dict.fromkeys(_Until, 0) | {_Until.RETURN: 1}
         self._digests: dict[int, str] = {}
         self._error: BaseException | None = None
         self._copies: list[CudaCopies] = []
@@ -94,8 +94,11 @@ class Copying:
             if any(piece.source not in apart for piece in chunk.pieces):
                 jobs.append(self._job(until, [number], partial(self._copy, chunk.pieces, apart)))
         launches = self._plan_scattered(scattered, overlapped, at_once, later)
-        if self._copied:
-            self._spoiled = []
+        with self._changed:
+            self._left[_Until.RETURN] -= 1
+            if self._copied:
+                self._spoiled = []
+                self._changed.notify_all()
         self._arrive(range(len(self._of_chunk)))
         for launch in launches:
             launch()

@@ -116,11 +116,14 @@ class Saver:
             on_bytes=self._advance,
         )
         self.progress = (0, 0)
-        job = self._writer.submit(lambda: self._commit(draft, captured))
-        self._saving = (step, job)
-        # A job of its own: the checkpoint is durable before, and pruning large files takes time.
-        self._writer.submit(lambda: self._keep(job))
-        self._capturer.complete()
+        try:
+            job = self._writer.submit(lambda: self._commit(draft, captured))
+            self._saving = (step, job)
+            # A job of its own: the checkpoint is durable before, and pruning large files takes time.
+            self._writer.submit(lambda: self._keep(job))
+        finally:
+            # Also if a signal's exception comes in between: the writer waits for it.
+            self._capturer.complete()
         if not self._background:
             job.wait()
             self.raise_failure()

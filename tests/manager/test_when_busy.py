@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from milepost.capturing import Capturer
 from milepost.closing import finish
+from milepost.errors import SaveFailedError
 from milepost.storage.backend import LocalBackend
 from milepost.storage.backend.local import LocalFile
 from milepost.storage.catalog import read_catalog
 from milepost.storage.verify import verify_checkpoint
-from tests.manager.training import Run
+from tests.manager.training import MODES, Run
 
 
 class GatedBackend(LocalBackend):
@@ -30,6 +33,20 @@ class GatedBackend(LocalBackend):
         self.waiting.set()
         self.gate.wait()
         return super().create(path, size)
+
+
+class FailingAtOnce(LocalBackend):
+    """Makes no folder while ``bad``."""
+
+    def __init__(self) -> None:
+        self.bad = False
+        self.failed = threading.Event()
+
+    def make_folder(self, path: Path) -> None:
+        if self.bad:
+            self.failed.set()
+            raise OSError(errno.EIO, "Input/output error")
+        super().make_folder(path)
 
 
 def steps(folder: Path) -> list[int]:
@@ -73,6 +90,30 @@ def test_wait_saves_every_one(tmp_path) -> None:
     assert steps(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_writer_that_fails_at_once_disturbs_no_copy(tmp_path, monkeypatch, mode) -> None:
+    run, backend = Run(), FailingAtOnce()
+    complete = Capturer.complete
+
+    def late(capturer: Capturer) -> None:
+        # Time enough for a writer that waits for nothing to let go of all.
+        if backend.bad:
+            backend.failed.wait(5)
+            manager._saver.wait(0.2)
+        complete(capturer)
+
+    monkeypatch.setattr(Capturer, "complete", late)
+    with run.manager(tmp_path, every=100, backend=backend, **MODES[mode]) as manager:
+        run.train(manager, 0, 1)
+        backend.bad = True
+        with pytest.raises(SaveFailedError):
+            manager.save().result()
+        run.train_step()
+        backend.bad = False
+        manager.step(2)
+    assert steps(tmp_path) == [2]
+
+
 class Terminal:
     """A standard error that is a terminal, and keeps what is written to it."""
 
@@ -114,7 +155,7 @@ def test_a_long_wait_at_the_end_is_shown(tmp_path, monkeypatch, caplog, terminal
 SCRIPT = """
 import sys
 sys.path[:0] = [{root!r}]
-from tests.manager.training import Run
+from tests.manager.training import MODES, Run
 run = Run(width=2000)
 manager = run.manager({folder!r}, every=100)
 run.train(manager, manager.resume(), 3)
